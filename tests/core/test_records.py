@@ -148,7 +148,7 @@ class WithinABranch(ValidationLosses):
 
 
 def test_within_a_branch_nobody_knows_how_often():
-    text = r"lax\.cond, loop or vmap: call it outside, with active=\[M\]"
+    text = r"lax\.cond, loop or vmap: take ctx\.when, or call it outside, with active=\[M\]"
     with pytest.raises(TypeError, match=text):
         pfl.Simulation(WithinABranch(), toy_federation(dtype="float32")).estimate_memory()
 
