@@ -57,6 +57,10 @@ class Runs:
         prepared = with_numbers(self._with_backbone(federation, key), self.numbers)
         prepared = replace(prepared, data=prepared.data.at_round(t))
         knows = self.algorithm.depends_on_num_rounds
+        privacy = prepared.sample_privacy
+        if privacy is not None:  # where a longer run starts over, it has other noise
+            position = (prepared.training.rate(t, total), *[total] * knows)
+            prepared = replace(prepared, sample_privacy=replace(privacy, position=position))
         return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
 
     def with_backbone(self, federation: Federation) -> "Runs":

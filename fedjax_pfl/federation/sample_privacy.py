@@ -23,6 +23,8 @@ class SamplePrivacy:
       delta: the delta at which epsilon holds.
       public_validation: whether validation samples are public, and need no protection.
       strict: whether minibatches must be drawn as accounted, by Poisson sampling.
+      position: numbers of the round that are folded into keys of noise, such as its learning rate:
+        runs in which they differ have no noise in common.
       most_calls: gradients that a local step may compute, as the algorithm declares; None for any
         number.
       observer: counts gradients with noise while a round is traced (`core.round_observer`), or
@@ -35,6 +37,7 @@ class SamplePrivacy:
     delta: float = static(default=1e-5)
     public_validation: bool = static(default=False)
     strict: bool = static(default=False)
+    position: tuple[Any, ...] = ()
     most_calls: int | None = static(default=None)
     observer: Any = static(default=None)
 

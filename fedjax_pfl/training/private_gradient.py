@@ -83,7 +83,7 @@ def private_gradient(
     privacy.check_call(call, nested)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, noise_index), call)
     noise = privacy.noise_of(client)
-    key = keys.of_mechanism(key, privacy.clip, noise)
+    key = keys.of_mechanism(key, privacy.clip, noise, *privacy.position)
     noisy = _trained(add_noise(total, privacy.clip, noise, key), trainable)
     assert client.batch_size is not None  # the client loop's
     expected = jnp.maximum(client.batch_size, 1)
