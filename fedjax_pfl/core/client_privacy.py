@@ -37,12 +37,13 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
     stage, part = federation.uploads, federation.participation
     local = not (stage is not None and stage.noise_of_sums)
     rate, words = 1.0, LOCAL
-    if not local and part.sampled(federation.num_clients):
+    idle = algorithm.absent_idle  # else absent clients upload something too
+    if not local and idle and part.sampled(federation.num_clients):
         rate = part.cohort_size / federation.num_clients if part.poisson is None else part.poisson
         words = FIXED if part.poisson is None else POISSON
     elif not local:
         words = "all clients in every round"
-    local = local and algorithm.absent_idle  # else absent clients upload something too
+    local = local and idle
     per_round = algorithm.uploads_per_round
     return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words}
 
