@@ -26,7 +26,7 @@ from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
-from fedjax_pfl.core.sample_privacy import with_declared_gradients
+from fedjax_pfl.core.sample_privacy import check_minibatches_declared, with_declared_gradients
 from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
@@ -178,12 +178,17 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
     return replace(ctx, federation=replace(ctx.federation, backbone=backbone))
 
 
-def with_all_steps(record: Record, observer: RoundObserver) -> Record:
-    """Return the record with no fewer local steps than were counted, as they may cost privacy."""
-    if observer.steps is None:
-        return record
-    steps = jnp.maximum(record.clients["local_steps"], observer.steps)
-    return replace(record, clients=record.clients | {"local_steps": steps})
+def with_all_releases(record: Record, observer: RoundObserver) -> Record:
+    """Return the record with no fewer local steps and participants than were counted.
+
+    They may cost privacy.
+    """
+    counted = {}
+    if observer.steps is not None:
+        counted["local_steps"] = jnp.maximum(record.clients["local_steps"], observer.steps)
+    if observer.sent is not None:
+        counted["participated"] = record.clients["participated"] | (observer.sent > 0)
+    return replace(record, clients=record.clients | counted) if counted else record
 
 
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
@@ -206,6 +211,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         memory = UploadMemory(name, partial_state)
     ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state), observer)
     observed = replace(ctx.cohort, observer=observer)
+    observer.members = observed.ids
     counting = replace(
         ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
     )
@@ -219,8 +225,9 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     check_uploads_declared(algorithm, ctx.federation, observer)
+    check_minibatches_declared(algorithm, ctx.federation, observer)
     returned_state, record = returned
-    record = with_all_steps(record, observer)
+    record = with_all_releases(record, observer)
     new = extend_state(returned_state, optimizers, memory, state)
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):

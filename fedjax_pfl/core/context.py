@@ -74,9 +74,9 @@ class Context(Exchange):
             train = partial(self.optimizers.train, purpose=purpose)
         trained = train(self.federation, models, cohort, **options)
         if self.observer is not None:
-            self.observer.record_training(
-                purpose, options.get("schedule") or self.federation.schedule
-            )
+            used = options.get("schedule") or self.federation.schedule
+            self.observer.record_training(purpose, used)
+            self.observer.record_minibatches(purpose, used)
         self._count_steps(cohort, trained.cohort)
         return trained
 
@@ -89,7 +89,12 @@ class Context(Exchange):
         return 0 if self.observer is None else self.observer.next_noise_index()
 
     def adapt(
-        self, models: Stack | Broadcast, rows: Rows, how: Adaptation, noise_index: int = 0
+        self,
+        models: Stack | Broadcast,
+        rows: Rows,
+        how: Adaptation,
+        noise_index: int = 0,
+        purpose: str = "adapt",
     ) -> Stack:
         """Train copies of `models` for the clients `rows` as `how` specifies, [k, ...].
 
@@ -97,11 +102,19 @@ class Context(Exchange):
           models: [k, ...], or one `Broadcast` model.
           rows, how: see `adapting.adapt`.
           noise_index: index of the adaptation after this round; each draws noise of its own.
+          purpose: names the random keys; each adaptation within a round has its own.
         """
-        return adapting.adapt(
-            self.federation, models, self.cohort_of(rows), how, key=self.key_for("adapt"),
+        if self.observer is not None:  # another one than those after the round
+            purpose, noise_index = f"{purpose} in a round", self._noise_index()
+        elif noise_index and self.federation.sample_privacy is not None:
+            purpose = f"{purpose} {noise_index}"  # minibatches of its own, as they are accounted
+        adapted = adapting.adapt(
+            self.federation, models, self.cohort_of(rows), how, key=self.key_for(purpose),
             learning_rate=self.learning_rate, noise_index=noise_index,
         )  # fmt: skip
+        if self.observer is not None:
+            self.observer.record_minibatches(purpose, how.schedule(self.federation.schedule))
+        return adapted
 
     def sgd_step(self, **options: Any) -> LocalStep:
         """Return the local SGD step, for a loop with the algorithm's own carry (`run_clients`).
@@ -163,15 +176,19 @@ class Context(Exchange):
             options.setdefault("active", self.cohort.mask)
             if options.get("split", "train") == "train":
                 options.setdefault("cursor", self._cursor(self.cohort, schedule))
-        return run_clients(
+        schedule = schedule or self.federation.schedule
+        runs = run_clients(
             self.federation,
             step,
             carry,
             rows=rows,
             key=self.key_for(purpose),
-            schedule=schedule or self.federation.schedule,
+            schedule=schedule,
             **options,
         )
+        if self.observer is not None:
+            self.observer.record_minibatches(purpose, schedule)
+        return runs
 
     def when(
         self, condition: Scalar, action: Callable[[], Any], otherwise: Callable[[], Any]

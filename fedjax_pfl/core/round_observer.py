@@ -35,7 +35,11 @@ class RoundObserver:
         sample-level privacy also gradients with noise of `Context.run_clients`.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
+      minibatches: purposes of the trainings with noisy gradients, which draw minibatches by them.
+      noisy_schedules: their schedules.
       uploads: what was sent, by each call of `Context.upload`.
+      sent: int32 [N], uploads that cost privacy, or None.
+      members: ids of the round's cohort, or None if any cohort may upload.
       rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
         that is unknown.
       counted: token of the code, of the round itself or within `Counting`, in which steps, forward
@@ -52,12 +56,17 @@ class RoundObserver:
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
+        self.minibatches: list[str] = []
+        self.noisy_schedules: set[Schedule] = set()
         self.uploads: list[str] = []
+        self.sent: jax.Array | None = None
+        self.members: Any = None
         self.rule_acted: jax.Array | None = None
         self.weights: jax.Array | None = None
         self.counted = trace_state()
         self.sender: Any = None
         self._trainings = self._calls = 0
+        self._noisy = False
         self._trace = trace_state()
 
     def count_forward(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -107,7 +116,8 @@ class RoundObserver:
           UndeclaredRelease: there are some, and how often the loop runs is unknown.
         """
         calls, self._calls = self._calls, 0
-        if calls == 0:
+        self._noisy = calls > 0
+        if not self._noisy:
             return
         if self.outside:
             raise UndeclaredRelease(
@@ -143,6 +153,20 @@ class RoundObserver:
                 "pass its cohort, ctx.upload(..., cohort=cohort), and not within a second in_turn."
             )
         self.uploads.append(what)
+        if not private:
+            return
+        if self.sender is None and not (cohort.in_place or self._is_member(cohort)):
+            raise UndeclaredRelease(
+                f"The upload {what!r} is of clients by their rows, where one may send twice with "
+                f"the same noise, and {FALSE}: pass ctx.cohort, a part of it by cohort.masked, or "
+                "ctx.cohort_of()."
+            )
+        none = jnp.zeros((cohort.num_clients,), jnp.int32)
+        sent = none if self.sent is None else self.sent
+        self.sent = sent.at[cohort.rows].add(cohort.mask.astype(jnp.int32))
+
+    def _is_member(self, cohort: Cohort) -> bool:
+        return self.members is None or cohort.ids is self.members
 
     def counting(
         self, action: Callable[..., Any], num_clients: int, sender: Rows | None = None
@@ -156,10 +180,11 @@ class RoundObserver:
             if any(name in action.counts for action in actions):
                 before = getattr(self, name)
                 setattr(self, name, count if before is None else before + count)
-        most = Counter[str]()
-        for action in actions:
-            most |= Counter(action.uploads)
-        self.uploads += most.elements()
+        for name in NAMES:
+            most = Counter[str]()
+            for action in actions:
+                most |= Counter(action.names[name])
+            setattr(self, name, [*getattr(self, name), *most.elements()])
 
     def next_noise_index(self) -> int:
         """Return the index of the next local training, folded into the key of its noise."""
@@ -176,6 +201,13 @@ class RoundObserver:
         changed = jnp.any(jnp.abs(after - before) > 1e-3 * jnp.max(jnp.abs(before)))
         self.rule_acted = changed if self.rule_acted is None else self.rule_acted | changed
 
+    def record_minibatches(self, purpose: str, schedule: Schedule) -> None:
+        """Record the purpose and the schedule of a local loop if it computed noisy gradients."""
+        if self._noisy:
+            self.minibatches.append(purpose)
+            self.noisy_schedules.add(schedule)
+        self._noisy = False
+
     def record_training(self, purpose: str, schedule: Schedule) -> None:
         """Record the purpose and the schedule of a call of `Context.train`."""
         self.schedules.add(schedule)
@@ -183,7 +215,8 @@ class RoundObserver:
             self.purposes.append(purpose)
 
 
-COUNTS, WHERE = ("steps", "forward_samples"), ("uploads", "weights", "counted", "sender")
+COUNTS, NAMES = ("steps", "forward_samples", "sent"), ("uploads", "minibatches")
+WHERE = (*NAMES, "weights", "counted", "sender")
 
 
 class Counting:
@@ -197,7 +230,7 @@ class Counting:
 
     Attributes:
       counts: which of `COUNTS` there are, once it is traced.
-      uploads: what was sent.
+      names: what was sent, and the purposes of trainings with noise.
     """
 
     def __init__(
@@ -208,7 +241,7 @@ class Counting:
         sender: Rows | None = None,
     ):
         self.observer, self.action, self.num_clients = observer, action, num_clients
-        self.sender, self.counts, self.uploads = sender, set[str](), list[str]()
+        self.sender, self.counts, self.names = sender, set[str](), dict[str, list[str]]()
 
     def __call__(self, *operands: Any) -> tuple[Any, dict[str, PerClient]]:
         """Return (the action's result, its counts, int32 [N] each)."""
@@ -217,14 +250,15 @@ class Counting:
         sender = self.sender if observer.sender is None else observer.sender
         if self.sender is not None and observer.sender is not None:
             sender = ()  # nobody: the turns of each member's turn are as many as members
-        vars(observer).update(dict.fromkeys(COUNTS), uploads=[], weights=None, sender=sender)
+        vars(observer).update(dict.fromkeys(COUNTS), weights=None, sender=sender)
+        vars(observer).update({name: [] for name in NAMES})
         observer.counted = trace_state()
         try:
             result = self.action(*operands)
             found = {name: getattr(observer, name) for name in COUNTS}
             # Some transformations trace twice: the last time counts.
             self.counts = {name for name, count in found.items() if count is not None}
-            self.uploads = observer.uploads
+            self.names = {name: getattr(observer, name) for name in NAMES}
         finally:
             vars(observer).update(held)
         none = jnp.zeros((self.num_clients,), jnp.int32)

@@ -3,6 +3,7 @@
 Everything is public: the numbers of clients' samples, rounds and local steps, and who takes part.
 """
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.round_observer import FALSE, RoundObserver
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import check_update
 from fedjax_pfl.uploads.accounting import noise_for_each, training_releases
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
 
 POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
 
@@ -90,6 +91,33 @@ def with_declared_gradients(algorithm: Algorithm, ctx: Context, observer: RoundO
     return replace(ctx, federation=replace(federation, sample_privacy=privacy))
 
 
+def check_minibatches_declared(
+    algorithm: Algorithm, federation: Federation, observer: RoundObserver
+) -> None:
+    """Raise `UndeclaredRelease` if a round trains on minibatches that are accounted otherwise."""
+    name, most = algorithm.name, algorithm.gradients_per_batch() if algorithm.reuses_keys else 1
+    for purpose, count in Counter(observer.minibatches).items():
+        if count > most:
+            raise UndeclaredRelease(
+                f"A round of {name} trains {count} times on the minibatches of {purpose!r}, which "
+                f"{FALSE}: give each training another purpose=, or declare reuses_keys = True and "
+                "the number in gradients_per_batch()."
+            )
+    declared = algorithm.schedules(federation)
+    for used in observer.noisy_schedules:
+        covered = [
+            one.batch_size >= used.batch_size
+            and one.batches_per_step <= used.batches_per_step
+            and one.poisson == used.poisson
+            for one in declared
+        ]
+        if not (used.shuffle and any(covered)):
+            raise UndeclaredRelease(
+                f"A round of {name} trains with {used}, whose minibatches are larger or drawn "
+                f"otherwise than those of schedules(federation), which {FALSE}: add it there."
+            )
+
+
 def noise_within(
     epsilon: float,
     algorithm: Algorithm,
@@ -143,12 +171,12 @@ def releases(
     def most(schedule: Schedule) -> int | None:
         return schedule.fitting(capacity).slots(capacity) if schedule.poisson else None
 
-    local = federation.schedule
+    local, cuts = federation.schedule, [most(one) for one in algorithm.schedules(federation)]
     return {
         "sampling": POISSON if local.poisson else ACCOUNTED,
         "sizes": sizes.tolist(),
         "rates": np.max([rates(one) for one in algorithm.schedules(federation)], axis=0).tolist(),
-        "most": most(local),
+        "most": max((cut for cut in cuts if cut is not None), default=None),
         "per_batch": algorithm.gradients_per_batch(),
         "adapted": [
             [rates(one).tolist(), most(one), one.total_steps(sizes).tolist()] for one in adaptations

@@ -1,6 +1,7 @@
 """A stated epsilon covers all that the server, other clients and new clients see."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,14 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core.checks import with_all_steps
+from fedjax_pfl.core import checks
+from fedjax_pfl.core.checks import with_all_releases
 from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.engine.arguments import checked_program
+from fedjax_pfl.engine.evaluation import named_models
 from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.federation.client import Client
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.toys import toy_federation, toy_for
 from fedjax_pfl.uploads.pipeline import ClientPrivacy, Uploads
@@ -30,10 +34,10 @@ SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-def context(algorithm, **options):
+def context(algorithm, rounds=1, **options):
     federation = algorithm.prepare(toy_federation(SIZES, **options))
     run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    return run.context(federation, jnp.int32(0), jnp.int32(1))
+    return run.context(federation, jnp.int32(0), jnp.int32(rounds))
 
 
 @pytest.mark.parametrize(
@@ -290,8 +294,8 @@ def test_steps_beyond_the_recorded_ones_are_counted():
     observer = RoundObserver()
     observer.steps = jnp.array([2, 4])
     record = core.Record({"local_steps": jnp.array([3, 2])}, {}, jnp.zeros(2), jnp.zeros(2), {})
-    assert with_all_steps(record, observer).clients["local_steps"].tolist() == [3, 4]
-    assert with_all_steps(record, RoundObserver()) is record
+    assert with_all_releases(record, observer).clients["local_steps"].tolist() == [3, 4]
+    assert with_all_releases(record, RoundObserver()) is record
 
 
 class StepsAside(FedAvg):
@@ -313,3 +317,250 @@ def test_gradients_with_noise_are_counted_wherever_they_are_computed(monkeypatch
     result = pfl.simulate(aside, toy_federation(SIZES, **SAMPLE), 4)
     steps = np.asarray(result.clients["local_steps"])[0, 0]
     np.testing.assert_array_equal(steps[1::2], 2 * steps[::2])
+
+
+class SendsAgain(FedAvg):
+    """Sends its models once more within a function of `more`."""
+
+    uploads_per_round = 2
+
+    def local_update(self, ctx, state, received, **options):
+        trained = super().local_update(ctx, state, received, **options)
+        send = partial(ctx.upload, reference=core.Broadcast(state.server), what="x")
+        self.more(ctx, trained.models, send)
+        return trained
+
+
+def whole_in_turn(ctx, models, send):
+    """A branch within each member's turn, in which all members send."""
+
+    def turn(sent, member, own):
+        return ctx.when(ctx.t >= 0, lambda: send(sent), lambda: sent), own
+
+    ctx.in_turn(turn, models, ctx.cohort.ids)
+
+
+def turns_in_turn(ctx, models, send):
+    """In each member's turn, each member's turn."""
+
+    def inner(carry, member, own):
+        return carry, send(own, cohort=member)
+
+    ctx.in_turn(lambda c, m, own: (ctx.in_turn(inner, c, models)[0], own), 0.0, ctx.cohort.ids)
+
+
+def own_in_each_turn(ctx, models, send):
+    """In each member's turn, its own upload in each member's turn."""
+
+    def turn(carry, member, own):
+        return ctx.in_turn(lambda c, m, _: (send(own, cohort=member), m.ids), own, models)[0], own
+
+    own = jax.tree.map(lambda leaf: leaf[:1], models)
+    ctx.in_turn(turn, own, models)
+
+
+def twice_in_a_branch(ctx, models, send):
+    ctx.when(ctx.t >= 0, lambda: (send(models), send(models)), lambda: (models, models))
+
+
+def twice_in_turn(ctx, models, send):
+    ctx.in_turn(lambda c, m, own: (c, (send(own, cohort=m), send(own, cohort=m))), 0.0, models)
+
+
+def of_rows(ctx, models, send):
+    """One client twice."""
+    send(jax.tree.map(lambda leaf: leaf[:2], models), cohort=ctx.cohort_of(jnp.array([0, 0])))
+
+
+def traced(algorithm, **private):
+    """Return a function that makes the first state, its models and the first round's record."""
+    ctx = context(algorithm, batch_size=2, **private)
+
+    def first_round():
+        state = checks.checked_init(algorithm, ctx)
+        named_models(algorithm, ctx, state, np.arange(5))
+        return checks.checked_round(algorithm, ctx, state)[1]
+
+    return first_round
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    def make(cls):
+        monkeypatch.setitem(core.ALGORITHMS, "own", None)  # forgotten at the end
+        del core.ALGORITHMS["own"]
+        return core.algorithm("own")(type("Own", (cls,), {}))()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (whole_in_turn, "'x' within ctx.in_turn must be of the member"),
+        (turns_in_turn, "'x' within ctx.in_turn must be of the member"),
+        (own_in_each_turn, "'x' within ctx.in_turn must be of the member"),
+        (twice_in_a_branch, r"uploads 3 times \('x', 'x', 'model'\) and declares"),
+        (twice_in_turn, r"uploads 3 times \('x', 'x', 'model'\) and declares"),
+        (of_rows, "'x' is of clients by their rows"),
+    ],
+)
+def test_uploads_that_are_more_than_they_look_are_refused(registered, more, message):
+    algorithm = registered(type("Sends", (SendsAgain,), {"more": staticmethod(more)}))
+    with pytest.raises(pfl.InputError, match=message):
+        jax.eval_shape(traced(algorithm, **CLIENT))
+
+
+def test_an_upload_in_one_branch_of_a_turn_is_one(registered):
+    def own(ctx, models, send):
+        def turn(carry, member, own):
+            send_own = partial(send, own, cohort=member)
+            return carry, ctx.when(ctx.t > 0, send_own, lambda: own)
+
+        ctx.in_turn(turn, 0.0, models)
+
+    algorithm = registered(type("Sends", (SendsAgain,), {"more": staticmethod(own)}))
+    jax.eval_shape(traced(algorithm, **CLIENT))
+
+
+def test_whoever_sends_takes_part(registered):
+    """Also absent clients, whatever the record says."""
+
+    def everyone(ctx, models, send):
+        send(ctx.replicate(ctx.initial_model()), cohort=ctx.cohort_of())
+
+    algorithm = registered(type("Sends", (SendsAgain,), {"more": staticmethod(everyone)}))
+    record = jax.jit(traced(algorithm, **CLIENT, participation=0.6))()
+    assert np.all(record.clients["participated"])
+
+
+class SendsAtFirst(FedAvg):
+    def init(self, ctx):
+        model = ctx.initial_model()
+        ctx.upload(ctx.replicate(model), core.Broadcast(model), "first")
+        return super().init(ctx)
+
+
+class TrainsAtFirst(FedAvg):
+    def init(self, ctx):
+        ctx.train(core.Broadcast(ctx.initial_model()))
+        return super().init(ctx)
+
+
+class SendsForModels(FedAvg):
+    def models(self, ctx, state, rows):
+        ctx.upload(ctx.replicate(state.server), core.Broadcast(state.server), "last")
+        return super().models(ctx, state, rows)
+
+
+class TrainsForModels(FedAvg):
+    def models(self, ctx, state, rows):
+        cohort = ctx.cohort_of(rows)
+        return {"personalized": ctx.train(core.Broadcast(state.server), cohort).models}
+
+
+class TrainsAlike(FedAvg):
+    """On the same minibatches twice, once in a loop of its own."""
+
+    def local_update(self, ctx, state, received, **options):
+        step = ctx.sgd_step()
+        ctx.run_clients(step, step.begin_all(received))
+        return super().local_update(ctx, state, received, **options)
+
+
+class TrainsOnMore(FedAvg):
+    """On larger minibatches than `schedules` names."""
+
+    def local_update(self, ctx, state, received, **options):
+        step, schedule = ctx.sgd_step(), replace(ctx.federation.schedule, batch_size=5)
+        ctx.run_clients(step, step.begin_all(received), purpose="more", schedule=schedule)
+        return super().local_update(ctx, state, received, **options)
+
+
+class TrainsInOrder(FedAvg):
+    """On minibatches that everybody knows."""
+
+    def local_update(self, ctx, state, received, **options):
+        schedule = ctx.federation.schedule.one_pass()
+        return super().local_update(ctx, state, received, schedule=schedule, **options)
+
+
+class AdaptsTwice(FedAvg):
+    """On the same minibatches."""
+
+    def local_update(self, ctx, state, received, **options):
+        for _ in range(2):
+            ctx.adapt(received, ctx.cohort.rows, pfl.Adaptation(steps=1))
+        return super().local_update(ctx, state, received, **options)
+
+
+class StepsByHand(FedAvg):
+    """Computes a gradient outside of a local loop."""
+
+    def local_update(self, ctx, state, received, **options):
+        data, row = ctx.federation.data, jnp.int32(0)
+        batch = data.batch(row, jnp.arange(2), jnp.ones(2, bool), "float64")
+        one = Client(row, row, row + 7, data.class_counts[0], row + 1, row, None, row + 2)
+        ctx.sgd_step().loss_and_gradient(received.model, batch, ctx.key_for("x"), None, one)
+        return super().local_update(ctx, state, received, **options)
+
+
+@pytest.mark.parametrize(
+    ("cls", "private", "message"),
+    [
+        (SendsAtFirst, CLIENT, "'first' in own.init is not counted"),
+        (SendsForModels, CLIENT, "'last' in own.models is not counted"),
+        (TrainsAtFirst, SAMPLE, "Local training in own.init is not counted"),
+        (TrainsForModels, SAMPLE, "Local training in own.models is not counted"),
+        (TrainsAlike, SAMPLE, "trains 2 times on the minibatches of 'train'"),
+        (TrainsOnMore, SAMPLE, r"whose minibatches are larger or drawn otherwise"),
+        (TrainsInOrder, SAMPLE, r"whose minibatches are larger or drawn otherwise"),
+        (AdaptsTwice, SAMPLE, "trains 2 times on the minibatches of 'adapt in a round'"),
+        (StepsByHand, SAMPLE, "outside of ctx.train and ctx.run_clients is not counted"),
+    ],
+)
+def test_releases_that_no_accountant_knows_are_refused(registered, cls, private, message):
+    algorithm = registered(cls)
+    with pytest.raises(pfl.InputError, match=message):
+        jax.eval_shape(traced(algorithm, **private))
+    jax.eval_shape(traced(algorithm))  # fine without privacy
+
+
+def test_gradients_in_a_loop_of_a_step_count_as_declared(registered):
+    """Though the record counts steps."""
+
+    class Thrice(FedAvg):
+        def gradients_per_batch(self):
+            return 3
+
+        def local_update(self, ctx, state, received, **options):
+            step = ctx.sgd_step()
+
+            def thrice(model, batch, rng, *at):
+                def one(k, model):
+                    return step(model, batch, jax.random.fold_in(rng, k), *at)
+
+                return jax.lax.fori_loop(0, 3, one, model)
+
+            begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
+            runs = ctx.run_clients(thrice, begin)
+            return core.Trained(runs.carry.model, ctx.cohort.counted(runs.steps), runs.carry.loss)
+
+    record = jax.jit(traced(registered(Thrice), **SAMPLE))()
+    np.testing.assert_array_equal(record.clients["local_steps"], 3 * -(-np.array(SIZES) // 2))
+
+
+@pytest.mark.parametrize("what", ["learning_rate", "rounds"])
+def test_noise_of_gradients_depends_on_the_learning_rate_and_the_rounds(what):
+    """Where a longer run starts over, as FedPHP's."""
+    moved = []
+    for changed in (False, True):
+        options = {"dp": "sample", "dp_clip": 1e-30, "dp_noise": 1e30, "learning_rate": 0.3}
+        if changed:
+            options |= {"learning_rate": 0.1} if what == "learning_rate" else {"rounds": 2}
+        made = pfl.make_algorithm("fedphp", {"regularizer": "distillation"})
+        ctx = context(made, **options)
+        model = ctx.initial_model()
+        after = jax.jit(lambda ctx=ctx, m=model: ctx.train(core.Broadcast(m)).models)()
+        moved.append(flat(jax.tree.map(jnp.subtract, after, model)))
+    assert abs(np.corrcoef(moved)[0, 1]) < 0.5
