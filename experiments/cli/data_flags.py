@@ -109,6 +109,9 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
             raise pfl.InputError(
                 f"--{names[0]} can't be given with --partition_file: the file has the partition."
             )
+        drawn = args.validation_fraction or args.feature_shift != "none" or args.public
+        if args["partition_seed"].present and not drawn:
+            raise pfl.InputError("--partition_seed is for rules: --partition_file draws nothing.")
         partition = pfl.read_partition(as_path("--partition_file", args.partition_file), dataset)
         if args["num_clients"].present and args.num_clients != partition.num_clients:
             raise pfl.InputError(

@@ -28,6 +28,7 @@ BAD = {
     ("--feature_shift_option=groups=2",): "needs a --feature_shift",
     ("--feature_shift=rotate", "--feature_shift_option=group=2"): "Did you mean 'groups'",
     ("--partition_file=none.npz", "--alpha=1"): "--alpha can't be given with --partition_file",
+    ("--partition_file=none.npz", "--partition_seed=3"): "--partition_seed is for rules",
     ("--share=heads",): "Did you mean 'head'",
     ("--save_models=shared",): "--save_models must be true or false, got 'shared'.",
     ("--train_samples=5", "--drop_last"): "No client would take a local step: drop_last leaves out",
