@@ -209,6 +209,9 @@ class ExperimentConfig:
             raise pfl.InputError(
                 f"--seed must be at most {2**31 - self.num_seeds}, got {self.seed}."
             )
+        for name in ("init_name", "init_partial"):
+            if self[name].value and self.init_from is None:
+                raise pfl.InputError(f"--{name} needs --init_from, the file that it is about.")
         _ = self.training_of, self.recorded_rounds, self.adaptation, self.scored_clients
         _ = self.federation_options()
         for name, choices in CHOICES.items():

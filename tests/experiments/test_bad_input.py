@@ -52,6 +52,8 @@ BAD = {
     ("--moments=both", "--adapt_steps=1"): "trains copies as a round does: leave out",
     ("--adapt_epochs=1", "--adapt_when=later"): "Unknown adapt_when 'later'",
     ("--init_from=nowhere.npz",): "nowhere.npz can't be read",
+    ("--init_partial",): "--init_partial needs --init_from",
+    ("--init_name=conv1=fc_0",): "--init_name needs --init_from",
     ("--lora_layers=fc_0",): "lora_layers must be absent without lora_rank",
     ("--model=mlp", "--freeze=fc_1"): "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'",
     ("--optimizer=adm",): "Unknown optimizer 'adm'. Did you mean 'adam'",
