@@ -37,6 +37,15 @@ def federate(**options):
     return pfl.federate(dataset, partition, "softmax", dtype="float64", **options)
 
 
+def test_a_partitions_label_map_is_that_of_the_data():
+    dataset = dataset_from_arrays("six", np.zeros((6, 4), np.float32), np.arange(6) % 3)
+    swap = np.array([[0, 1, 2], [2, 1, 0]])
+    partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]], label_map=swap)
+    data = pfl.federate(dataset, partition, "softmax").data
+    np.testing.assert_array_equal(data.label_map, swap)
+    assert data.class_counts.tolist() == [[1, 1, 0], [1, 0, 1]]
+
+
 @pytest.mark.parametrize("ids", [(1, 1), (1,), (1, 2, 3), (0.2, 0.7), (0, 2**32)])
 def test_client_ids_are_distinct_integers_of_32_bits(ids):
     with pytest.raises(InputError, match="client_ids must be"):
