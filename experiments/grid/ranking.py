@@ -249,4 +249,4 @@ def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     names = dict.fromkeys(name for one in outcomes for name in one.setting)
     numbers = pd.concat(frames, ignore_index=True)
     scored = [name for name in numbers if str(name).endswith(end)]
-    return numbers[["algorithm", *names, "seed", *scored]]
+    return numbers.reindex(columns=["algorithm", *names, "seed", *scored])
