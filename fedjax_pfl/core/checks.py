@@ -211,7 +211,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         memory = UploadMemory(name, partial_state)
     ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state), observer)
     observed = replace(ctx.cohort, observer=observer)
-    observer.members = observed.ids
+    observer.cohort = observed
     counting = replace(
         ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
     )

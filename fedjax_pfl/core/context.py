@@ -231,7 +231,7 @@ class Context(Exchange):
             if self.observer is None:
                 carry, result = turn(carry, member, own)
                 return (carry, counts), result
-            actions.append(self.observer.counting(turn, self.num_clients, member.ids))
+            actions.append(self.observer.counting(turn, self.num_clients, member))
             (carry, result), more = actions[-1](carry, member, own)
             return (carry, jax.tree.map(jnp.add, counts, more)), result
 

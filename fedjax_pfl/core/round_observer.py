@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.participation import Cohort
@@ -39,12 +41,12 @@ class RoundObserver:
       noisy_schedules: their schedules.
       uploads: what was sent, by each call of `Context.upload`.
       sent: int32 [N], uploads that cost privacy, or None.
-      members: ids of the round's cohort, or None if any cohort may upload.
+      cohort: the round's cohort, or None if any may upload and train.
       rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
         that is unknown.
       counted: token of the code, of the round itself or within `Counting`, in which steps, forward
         passes and uploads are counted.
-      sender: ids of the cohort that may upload there, or None for any.
+      sender: the member whose turn it is, which alone may upload and train, or None.
       weights: [M] or a mixing matrix: the weights in place of the algorithm's, by a robust rule or
         by uniform weighting; None if there are none.
     """
@@ -60,11 +62,11 @@ class RoundObserver:
         self.noisy_schedules: set[Schedule] = set()
         self.uploads: list[str] = []
         self.sent: jax.Array | None = None
-        self.members: Any = None
+        self.cohort: Cohort | None = None
         self.rule_acted: jax.Array | None = None
         self.weights: jax.Array | None = None
         self.counted = trace_state()
-        self.sender: Any = None
+        self.sender: Cohort | None = None
         self._trainings = self._calls = 0
         self._noisy = False
         self._trace = trace_state()
@@ -113,7 +115,8 @@ class RoundObserver:
         """Add the gradients with noise of a local loop of `steps` [M] of the clients `rows` [M].
 
         Raises:
-          UndeclaredRelease: there are some, and how often the loop runs is unknown.
+          UndeclaredRelease: there are some, and how often the loop runs is unknown, or a client may
+            be in it twice.
         """
         calls, self._calls = self._calls, 0
         self._noisy = calls > 0
@@ -128,6 +131,8 @@ class RoundObserver:
                 f"Local training {OWN_LOOP} {FALSE}: train outside of it, or "
                 "within ctx.when or ctx.in_turn."
             )
+        everyone = isinstance(rows, np.ndarray) and len(set(rows.tolist())) == len(rows)
+        self._check_members("Local training", rows, everyone)
         taken = jnp.zeros((num_clients,), jnp.int32).at[rows].add((calls * steps).astype(jnp.int32))
         self._add_steps(taken)
 
@@ -147,29 +152,31 @@ class RoundObserver:
                 f"The upload {what!r} {OWN_LOOP} {FALSE}: call ctx.upload "
                 "outside of it, or within ctx.when or ctx.in_turn."
             )
-        if private and self.sender is not None and cohort.ids is not self.sender:
-            raise UndeclaredRelease(
-                f"The upload {what!r} within ctx.in_turn must be of the member whose turn it is: "
-                "pass its cohort, ctx.upload(..., cohort=cohort), and not within a second in_turn."
-            )
         self.uploads.append(what)
         if not private:
             return
-        if self.sender is None and not (cohort.in_place or self._is_member(cohort)):
-            raise UndeclaredRelease(
-                f"The upload {what!r} is of clients by their rows, where one may send twice with "
-                f"the same noise, and {FALSE}: pass ctx.cohort, a part of it by cohort.masked, or "
-                "ctx.cohort_of()."
-            )
+        self._check_members(f"The upload {what!r}", cohort.rows, cohort.in_place)
         none = jnp.zeros((cohort.num_clients,), jnp.int32)
         sent = none if self.sent is None else self.sent
         self.sent = sent.at[cohort.rows].add(cohort.mask.astype(jnp.int32))
 
-    def _is_member(self, cohort: Cohort) -> bool:
-        return self.members is None or cohort.ids is self.members
+    def _check_members(self, what: str, rows: Rows, in_place: bool) -> None:
+        """Raise `UndeclaredRelease` unless `rows` are of clients that can't be there twice."""
+        allowed = self.cohort if self.sender is None else self.sender
+        if allowed is None or rows is allowed.rows or (in_place and self.sender is None):
+            return
+        if self.sender is not None:
+            raise UndeclaredRelease(
+                f"{what} within ctx.in_turn must be of the member whose turn it is, in no second "
+                "ctx.in_turn: pass the member's cohort."
+            )
+        raise UndeclaredRelease(
+            f"{what} is of clients by their rows, of which two may be one with the same noise, and "
+            f"{FALSE}: pass ctx.cohort, a part of it by cohort.masked, or ctx.cohort_of()."
+        )
 
     def counting(
-        self, action: Callable[..., Any], num_clients: int, sender: Rows | None = None
+        self, action: Callable[..., Any], num_clients: int, sender: Cohort | None = None
     ) -> "Counting":
         """Return a branch, or the body of a loop, that returns (its result, what is counted)."""
         return Counting(self, action, num_clients, sender)
@@ -226,7 +233,7 @@ class Counting:
       observer: the observer of the round.
       action: what is called.
       num_clients: N.
-      sender: ids of the cohort that may upload in it; None for any.
+      sender: the member whose turn it is, or None.
 
     Attributes:
       counts: which of `COUNTS` there are, once it is traced.
@@ -238,7 +245,7 @@ class Counting:
         observer: RoundObserver,
         action: Callable[..., Any],
         num_clients: int,
-        sender: Rows | None = None,
+        sender: Cohort | None = None,
     ):
         self.observer, self.action, self.num_clients = observer, action, num_clients
         self.sender, self.counts, self.names = sender, set[str](), dict[str, list[str]]()
@@ -249,7 +256,8 @@ class Counting:
         held = {name: getattr(observer, name) for name in (*COUNTS, *WHERE)}
         sender = self.sender if observer.sender is None else observer.sender
         if self.sender is not None and observer.sender is not None:
-            sender = ()  # nobody: the turns of each member's turn are as many as members
+            # Nobody: the turns within each member's turn are as many as members.
+            sender = replace(self.sender, rows=jnp.zeros(0, jnp.int32))
         vars(observer).update(dict.fromkeys(COUNTS), weights=None, sender=sender)
         vars(observer).update({name: [] for name in NAMES})
         observer.counted = trace_state()

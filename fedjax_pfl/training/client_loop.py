@@ -243,7 +243,8 @@ def run_clients(
     if not isinstance(carry, Broadcast):
         trees.check_rows("the first carry of local work", carry, rows.shape[0])
     trees.check_rows("operands of local work", operands, rows.shape[0])
-    row_devices, rows = row_devices_of(federation.data, rows), jnp.asarray(rows)
+    row_devices, given = row_devices_of(federation.data, rows), rows
+    rows = jnp.asarray(rows)
     part = federation.data.split(split)
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
@@ -275,5 +276,5 @@ def run_clients(
     runs = run_loops(loop, lanes, common, federation.execution, steps, row_devices)
     privacy = federation.sample_privacy
     if privacy is not None and privacy.observer is not None:
-        privacy.observer.count_gradients(rows, runs.steps, federation.num_clients)
+        privacy.observer.count_gradients(given, runs.steps, federation.num_clients)
     return runs

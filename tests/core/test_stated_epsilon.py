@@ -402,7 +402,7 @@ def registered(monkeypatch):
         (own_in_each_turn, "'x' within ctx.in_turn must be of the member"),
         (twice_in_a_branch, r"uploads 3 times \('x', 'x', 'model'\) and declares"),
         (twice_in_turn, r"uploads 3 times \('x', 'x', 'model'\) and declares"),
-        (of_rows, "'x' is of clients by their rows"),
+        (of_rows, "'x' is of clients by their rows, of which two may be one"),
     ],
 )
 def test_uploads_that_are_more_than_they_look_are_refused(registered, more, message):
@@ -494,6 +494,22 @@ class AdaptsTwice(FedAvg):
         return super().local_update(ctx, state, received, **options)
 
 
+class TrainsOneTwice(FedAvg):
+    """With the same noise."""
+
+    def local_update(self, ctx, state, received, **options):
+        ctx.train(received, ctx.cohort_of(jnp.array([0, 0])), purpose="more")
+        return super().local_update(ctx, state, received, **options)
+
+
+class TrainsInOthersTurn(FedAvg):
+    """In each member's turn all members, with the same noise."""
+
+    def local_update(self, ctx, state, received, **options):
+        ctx.in_turn(lambda c, m, own: (ctx.train(received).loss, own), jnp.zeros(5), ctx.cohort.ids)
+        return super().local_update(ctx, state, received, purpose="more", **options)
+
+
 class StepsByHand(FedAvg):
     """Computes a gradient outside of a local loop."""
 
@@ -516,6 +532,8 @@ class StepsByHand(FedAvg):
         (TrainsOnMore, SAMPLE, r"whose minibatches are larger or drawn otherwise"),
         (TrainsInOrder, SAMPLE, r"whose minibatches are larger or drawn otherwise"),
         (AdaptsTwice, SAMPLE, "trains 2 times on the minibatches of 'adapt in a round'"),
+        (TrainsOneTwice, SAMPLE, "Local training is of clients by their rows"),
+        (TrainsInOthersTurn, SAMPLE, "Local training within ctx.in_turn must be of the member"),
         (StepsByHand, SAMPLE, "outside of ctx.train and ctx.run_clients is not counted"),
     ],
 )
