@@ -21,7 +21,7 @@ from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.data.sources.splits import notes, splits
-from fedjax_pfl.data.tables import as_words, read_header, read_table
+from fedjax_pfl.data.tables import as_words, is_parquet, read_header, read_table
 from fedjax_pfl.utils.errors import InputError
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -36,7 +36,7 @@ def load_cifar10_jpeg(data_dir: Path | None) -> Dataset:
     """
     places = folders(data_dir, "cifar10_jpeg")
     for place in places:
-        if any(place.glob("*.parquet")):
+        if _files(place):
             note = "JPEG-compressed, so lossy: not comparable with CIFAR-10; order unknown"
             return _load("cifar10_jpeg", place, None, 3, ("image", "label"), 10, note=note)
     way = "set data_dir to a folder with train*.parquet and test*.parquet"
@@ -73,20 +73,26 @@ def load_parquet(
     """
     columns = (image_column, label_column)
     for place in (data_dir, data_dir / "data"):
-        if any(place.glob("*.parquet")):
+        if _files(place):
             name = data_dir.resolve().name
             return _load(name, place, image_size, channels, columns, num_classes, id_columns)
     raise InputError(f"{data_dir} holds no .parquet files.")
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the Parquet files of a folder, which may not exist."""
+    return sorted(path for path in folder.glob("*.*") if is_parquet(path))
 
 
 def _load(
     name, folder, image_size, channels, columns, num_classes, id_columns="", note=""
 ) -> Dataset:
     size = parse_size(image_size)
-    parts = splits(sorted(folder.glob("*.parquet")))
+    files = _files(folder)
+    parts = splits(files)
     train, test = parts.train, parts.held_out
     if not train:
-        found = ", ".join(path.name for path in sorted(folder.glob("*.parquet"))[:5])
+        found = ", ".join(path.name for path in files[:5])
         raise InputError(f"{folder} has no train*.parquet; Parquet files found: {found}.")
 
     def make():

@@ -75,16 +75,23 @@ def one_each(files: Splits, endings: Sequence[str]) -> Splits:
 def table_files(place: Path, endings: Sequence[str]) -> Splits:
     """Return the files of a folder, or a single file, with the files that are not used.
 
-    Beside a single file for training, those of held-out samples are named as not used.
+    Held-out samples in files with other endings, or beside a single file for training, are among
+    those that are not used.
     """
-    if place.is_dir():
-        inside = sorted(path for path in place.iterdir() if path.suffix.casefold() in endings)
-        return one_each(splits(inside), endings)
-    unused = []
-    if split_of(place.stem) == TRAIN:
-        beside = splits(sorted(place.parent.glob("*.*")))
-        unused = [path for path in beside.held_out if path.suffix.casefold() in endings]
-    return Splits([place] if place.exists() else [], [], unused)
+    if not place.is_dir():
+        unused = _held_out(place.parent) if split_of(place.stem) == TRAIN else []
+        return Splits([place] if place.exists() else [], [], unused)
+    inside = sorted(path for path in place.iterdir() if path.suffix.casefold() in endings)
+    files = one_each(splits(inside), endings)
+    others = [path for path in _held_out(place) if path not in inside]
+    return files._replace(unused=[*files.unused, *others])
+
+
+def _held_out(folder: Path) -> list[Path]:
+    """Return the files of a folder whose names are those of held-out samples."""
+    return [
+        path for path in sorted(folder.glob("*.*")) if split_of(path.stem) in (TEST, VALIDATION)
+    ]
 
 
 def unused_note(names: Sequence[str]) -> str:

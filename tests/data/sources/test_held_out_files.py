@@ -46,7 +46,15 @@ def test_tables_that_are_not_used_are_named(tmp_path):
     data = load_dataset("table", tmp_path)
     assert data.note == "not used: train.parquet, more.csv, validation.csv"
     alone = load_dataset("table", tmp_path / "train.csv")
-    assert (alone.num_test, alone.note) == (0, "not used: test.csv")
+    assert (alone.num_test, alone.note) == (0, "not used: test.csv, validation.csv")
+
+
+@pytest.mark.parametrize(("dataset", "test"), [("table", "test.csv.gz"), ("text_csv", "test.tsv")])
+def test_held_out_files_of_another_type_are_named(tmp_path, dataset, test):
+    (tmp_path / "train.csv").write_text("label,a\n0,1\n1,2\n")
+    (tmp_path / test).write_bytes(b"")
+    for path in (tmp_path, tmp_path / "train.csv"):
+        assert load_dataset(dataset, path).note == f"not used: {test}"
 
 
 @pytest.mark.parametrize("test", HELD_OUT)
@@ -58,10 +66,10 @@ def test_held_out_texts(tmp_path, test):
     assert (data.num_train, data.num_test, data.note) == (2, 1, "not used: extra.csv")
 
 
-@pytest.mark.parametrize("test", ["test", "validation", "valid", "val"])
+@pytest.mark.parametrize("test", ["test-0.parquet", "validation-0.parquet", "val.PARQUET"])
 def test_held_out_parquet_files_of_images(tmp_path, test):
     write_parquet(tmp_path / "train-00000-of-00001.parquet", [colour()] * 2, [0, 1])
-    write_parquet(tmp_path / f"{test}-00000-of-00001.parquet", [colour()], [1])
+    write_parquet(tmp_path / test, [colour()], [1])
     write_parquet(tmp_path / "unsupervised-00000-of-00001.parquet", [colour()], [1])
     data = load_dataset("parquet", tmp_path)
     assert (data.num_train, data.num_test) == (2, 1)
