@@ -16,7 +16,7 @@ from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.utils.errors import InputError, shown
 
 LONGEST = 1000  # characters of a cell; NumPy takes as many for every other cell of its column
-_NAMELESS = re.compile(r"(Unnamed: [0-9]+)?|__index_level_[0-9]+__")
+_NAMELESS = re.compile(r"([Uu]nnamed: [0-9]+)?|__index_level_[0-9]+__")
 # A quotation mark within a cell, which Python's strict parser understands or refuses.
 _INNER_QUOTE = re.compile(rb'"(?=[^,\r\n"])(?<=[^,\r\n"]")')  # begins with what is rare
 _CSV = "a CSV file in UTF-8"

@@ -20,6 +20,7 @@ from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.data.sources.splits import table_files
+from fedjax_pfl.data.tables import nameless
 from fedjax_pfl.data.vocabulary import PAD, RESERVED, UNKNOWN, Vocabulary
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
@@ -233,5 +234,8 @@ def _places(
     if text or "text" in header:
         texts = [header.index(text or "text")]
     else:
-        texts = [i for i, name in enumerate(header) if name and i not in columns.values()]
+        unnamed = nameless(header)
+        texts = [
+            i for i, name in enumerate(header) if name not in unnamed and i not in columns.values()
+        ]
     return at, [i for i in texts if i != at], columns

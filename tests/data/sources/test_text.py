@@ -178,6 +178,12 @@ def test_bad_options(tmp_path, option, value):
         load_dataset("text_csv", tmp_path / "a.csv", **{option: value})
 
 
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_a_column_without_a_name_is_no_text(tmp_path, name):
+    (tmp_path / "t.csv").write_text(f"{name},label,title\n7,0,x\n8,1,x\n")
+    assert load_dataset("text_csv", tmp_path / "t.csv").train_x[:, :2].tolist() == [[2, 0], [2, 0]]
+
+
 def test_long_texts(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("0," + "word " * 40_000 + "\n1,b\n")
