@@ -94,8 +94,13 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def require_unmasked(what: str, values: Any) -> None:
-    """Raise `InputError` if an array has masked values, which a plain array would have again."""
-    count = int(np.ma.getmaskarray(values).sum()) if isinstance(values, np.ma.MaskedArray) else 0
+    """Raise `InputError` if an array, or one in a list, has masked values.
+
+    A plain array would have them again.
+    """
+    parts = values if isinstance(values, list | tuple) else [values]
+    masked = [part for part in parts if isinstance(part, np.ma.MaskedArray)]
+    count = sum(int(np.ma.getmaskarray(part).sum()) for part in masked)
     require(count == 0, f"Values of the {what}", f"{count} masked values", "without a mask")
 
 

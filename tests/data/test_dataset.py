@@ -90,6 +90,8 @@ MASKED = np.ma.masked_array([[1.0], [2.0]], [[False], [True]])
 def test_masked_arrays_lose_no_mask():
     with pytest.raises(InputError, match=r"training samples .* without a mask, got '1 masked val"):
         dataset_from_arrays("a", MASKED, [0, 1])
+    with pytest.raises(InputError, match=r"training samples .* without a mask, got '1 masked val"):
+        dataset_from_arrays("a", list(MASKED), [0, 1])
     with pytest.raises(InputError, match=r"training labels .* without a mask"):
         dataset_from_arrays("a", [[1.0], [2.0]], np.ma.masked_array([0, 1], [0, 1]))
     with pytest.raises(InputError, match=r"Column 'c' of .* without a mask"):
