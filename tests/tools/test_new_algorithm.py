@@ -39,11 +39,25 @@ def test_skeleton_equals_its_reference(copy):
     assert "make test-algorithm NAME=fedexample" in done.stdout
     page = (copy / "docs/comparison.md").read_text()
     assert f"of {page.split('| Personalized algorithms | ')[1].split()[2]} |" in page
-    words = ("pytest", "-p", "no:cacheprovider", "-q", "tests/algorithms/test_fedexample.py")
-    tested = run(copy, *words)
+    names = ("fedexample", "refusals", "published_defaults")
+    files = [f"tests/algorithms/test_{name}.py" for name in names]
+    tested = run(copy, "pytest", "-p", "no:cacheprovider", "-q", "-k", "fedexample", *files)
     assert tested.returncode == 0, tested.stdout[-3000:]
     again = run(copy, "tools.new_algorithm", "fedexample", "Federated Examples")
     assert again.returncode == 2 and "exists: NAME must be new" in again.stderr
+
+
+def test_create_files_finds_the_place_of_every_line(tmp_path):
+    files = {file for file, _, _ in new_algorithm.LINES}
+    for name in (*files, *new_algorithm.FILES.values()):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        shutil.copy(ROOT / file, tmp_path / file)
+    for path in new_algorithm.create_files(tmp_path, "fedexample", "Federated Examples"):
+        assert "@" not in path.read_text().replace("@core.algorithm", "")
+    for file in files:
+        added = (tmp_path / file).read_text().lower().count("fedexample")
+        assert added > (ROOT / file).read_text().count("fedexample"), file
 
 
 @pytest.mark.parametrize("name", ["FedX", "fed-x", ""])
