@@ -1,5 +1,6 @@
 """Local optimizers by name, as functions of the learning rate."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -175,7 +176,11 @@ def updated(
     optimizer: Any, gradient: Tree, memory: Tree, params: Tree, loss: jax.Array | None
 ) -> tuple[Tree, Tree]:
     """Return (updates, next state) of an optax optimizer, which may use the loss as `value`."""
-    if loss is None or not isinstance(optimizer, optax.GradientTransformationExtraArgs):
+    extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
+    known = inspect.signature(optimizer.update).parameters.values() if extra else ()
+    # Some have only other arguments, such as optax.contrib.sam.
+    takes = any(p.name == "value" or p.kind is p.VAR_KEYWORD for p in known)
+    if loss is None or not takes:
         return optimizer.update(gradient, memory, params)
     return optimizer.update(gradient, memory, params, value=loss)
 

@@ -203,6 +203,16 @@ def test_an_optimizer_receives_the_loss_of_the_minibatch():
     assert state.optimizer[1].scale == 0.5 and state.optimizer[1].best_value == 0.5
 
 
+def test_an_optimizer_with_other_arguments_receives_no_loss():
+    def sam(rate):
+        return optax.contrib.sam(optax.sgd(rate), optax.sgd(0.1))
+
+    step = LocalStep(federation(optimizer=sam), 0.1)
+    params = {"w": jnp.ones(2)}
+    state = step.update(step.begin({"params": params}), LossAndGradient(jnp.float32(1), params, {}))
+    np.testing.assert_allclose(state.model["params"]["w"], 1.1)
+
+
 def changing(rate):
     """An optimizer whose state becomes floating point."""
     return optax.GradientTransformation(lambda p: jnp.int32(0), lambda g, s, p=None: (g, s + rate))
