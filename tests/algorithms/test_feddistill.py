@@ -4,10 +4,7 @@ import numpy as np
 
 from fedjax_pfl.algorithms.feddistill import Predictions, mean_of
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import maker
 from tests.references import feddistill
-
-algorithm = maker("feddistill")
 
 
 def check_exchange(now):

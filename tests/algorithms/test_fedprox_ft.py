@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import assert_losses, maker
+from tests.algorithms.harness import assert_losses
 from tests.references import fedprox_ft
-
-algorithm = maker("fedprox_ft")
 
 
 def tuning_batches(one):

@@ -7,14 +7,10 @@ import numpy as np
 from fedjax_pfl.algorithms.gpfl import norm
 from fedjax_pfl.testing.toys import assert_close
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import maker
 from tests.references import gpfl
 from tests.references.network import cross_entropy
 
 SETTINGS = {"weight": 0.7, "module_decay": 0.1}
-
-
-algorithm = maker("gpfl")
 
 
 def named(params):

@@ -14,7 +14,6 @@ import numpy as np
 from tests.references.network import add, cross_entropy, scale
 
 EPSILON, MOMENTUM = 1e-5, 0.1
-STATISTICS = ("mean", "var")
 
 
 def convolution(x, kernel, bias):

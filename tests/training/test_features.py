@@ -14,7 +14,7 @@ from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.utils.structs import struct
 from tests.algorithms.harness import TwoLayers, dense
 
-TEMPERATURE, WEIGHT, SIZE = 0.5, 0.7, 4
+SIZE = 4
 
 
 pytestmark = pytest.mark.usefixtures("double_precision")
