@@ -115,7 +115,7 @@ def algorithm_name(
 
 
 def validate(algorithm: Algorithm) -> None:
-    """Raise `InputError` for hyperparameters out of range, or without effect on one another."""
+    """Raise `InputError` for hyperparameters out of range, without effect, or at odds."""
     check_ranges(algorithm)
     check_needs(algorithm)
     algorithm.validate()
