@@ -139,13 +139,12 @@ def test_fixed_layers_have_no_part(setup):
     federation = toy_federation(model=TanhNetwork(), dp="sample", dp_clip=0.2, batch_size=EXPECTED)
     trainable = {name: dict.fromkeys(leaves, name == "head") for name, leaves in params.items()}
     zero = jnp.int32(0)
-    client = pfl.training.Client(
-        zero, zero, zero, zero, zero, zero, None, jnp.int32(EXPECTED), iter(range(2))
-    )
     batch = pfl.training.Batch(X, jnp.int32(Y), jnp.ones(SLOTS, bool))
 
     @jax.jit
     def gradient(noise):
+        expected, calls = jnp.int32(EXPECTED), Calls()
+        client = pfl.training.Client(zero, zero, zero, zero, zero, zero, None, expected, calls)
         private = with_numbers(federation, {"dp_noise": noise})
         step = LocalStep(private, 0.1, trainable=trainable)
         return step.loss_and_gradient(
