@@ -159,7 +159,7 @@ def test_a_file_of_the_same_size_and_time_is_another_file(tmp_path):
     assert cache.hash_of_listing(files, tmp_path, "") != before
 
 
-def test_a_user_without_a_home(tmp_path, jpegs, monkeypatch):
+def test_a_user_without_a_home(jpegs, monkeypatch):
     folder, _ = jpegs
 
     def nowhere(path):

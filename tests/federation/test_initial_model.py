@@ -31,7 +31,7 @@ def test_trees_and_files_give_the_same(tmp_path):
         assert one.same_initial_model
 
 
-def test_what_matched_and_what_not_is_said(tmp_path):
+def test_what_matched_and_what_not_is_said():
     given = values("fc_0/kernel", "fc_0/bias") | {
         "head/kernel": np.zeros((5, 10)),
         "norm/scale": np.ones(5),

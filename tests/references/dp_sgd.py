@@ -5,16 +5,13 @@ import numpy as np
 from tests.references.network import add, loss_and_gradient, scale, squared_norm, zeros_like
 
 
-def private_gradient(
-    params, batch, x, y, clip, batch_size, noise=None, extra_gradient=None, layers=None
-):
-    """(sum over the batch of g_s min(1, clip / |g_s|) + noise) / batch_size.
+def private_gradient(params, batch, x, y, clip, batch_size, extra_gradient=None, layers=None):
+    """sum over the batch of g_s min(1, clip / |g_s|) / batch_size, before the noise.
 
     Args:
       params, batch, x, y: as in `local_sgd.sgd`; a batch may be empty.
       clip: C.
       batch_size: the expected number of samples of a batch, whatever this one has.
-      noise: a model of noise, already multiplied by C z; None for none.
       extra_gradient: a function of the parameters, part of every sample's gradient.
       layers: names of the layers that are trained: others have no part in norms, and are 0.
     """
@@ -28,5 +25,4 @@ def private_gradient(
             gradient = {**gradient, **zeros_like(fixed)}
         norm = np.sqrt(squared_norm(gradient))
         total = add(total, scale(min(1.0, clip / norm) if norm > 0 else 1.0, gradient))
-    total = total if noise is None else add(total, noise)
     return scale(1.0 / batch_size, total)

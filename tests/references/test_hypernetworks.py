@@ -126,7 +126,7 @@ def test_pfedla_weights_lie_on_the_simplex(weighting):
 
 
 @pytest.mark.parametrize("weighting", pfedla.WEIGHTINGS)
-def test_pfedla_hypernetwork_steps_descend_on_a_quadratic(setting, weighting):
+def test_pfedla_hypernetwork_steps_descend_on_a_quadratic(weighting):
     rng = np.random.default_rng(4)
     drawn = hypernetworks(weighting=weighting, noise=0.1)
     models = [network.random_parameters(rng, 5, 6, CLASSES) for _ in range(COUNT)]

@@ -177,7 +177,7 @@ def test_flags_of_every_reading(name, reading):
     assert changed and asked.table.differences(reading)
 
 
-def test_reading_without_effect_at_a_scale(capsys):
+def test_reading_without_effect_at_a_scale():
     """The small rate takes the place of the code's; what remains is said."""
     table = reproduce_tables.load("cwfedavg/1")
     assert "learning rate 0.005" in table.differences("code")

@@ -95,7 +95,7 @@ def test_a_reading_is_taken_where_there_is_one():
 
 
 @pytest.mark.costly
-def test_blank_samples_for_costs(monkeypatch, tmp_path):
+def test_blank_samples_for_costs(monkeypatch):
     """Traffic needs no data; a column whose accuracy is measured takes the data set named."""
     monkeypatch.setattr(datasets, "LARGEST", 2_000_000)
     asked = request("--table=feddwa/4")

@@ -123,7 +123,7 @@ def test_other_flags_are_refused(tables, finished, capsys):
     assert sorted(finished.rglob("*")) == before
 
 
-def test_a_run_is_finished_with_the_rounds_of_the_file(tables, finished, tmp_path):
+def test_a_run_is_finished_with_the_rounds_of_the_file(tables, finished):
     """Where the table's file has more rounds by now, its runs go on."""
     table = reproduce_tables.load("mine/1", tables)
     more = ("--checkpoint_seconds=0", "--eval_every=1")
