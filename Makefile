@@ -18,7 +18,7 @@ FUZZ_SEED ?= 0
 help:
 	@echo "make demo      install, compare five algorithms on handwritten digits, print the table"
 	@echo "make smoke     one algorithm's reference and checks, and a run (a minute)"
-	@echo "make test      install and run the quick tests (three to nine minutes)"
+	@echo "make test      install and run the quick tests (three to five minutes)"
 	@echo "make check     make test and make lint side by side"
 	@echo "make thorough  the costly tests (more than an hour)"
 	@echo "make test-all  all tests, in the full matrix of participation, execution and variants"
