@@ -23,6 +23,8 @@ def open_parquet(path: Path) -> Any:
     with reading(path, _PARQUET):
         file = pyarrow.parquet.ParquetFile(path)
         list(file.schema_arrow.names)  # raises if a name isn't UTF-8
+    if file.metadata.num_rows < 0:
+        raise unreadable(path, _PARQUET, f"it announces {file.metadata.num_rows} rows")
     return file
 
 

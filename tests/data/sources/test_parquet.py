@@ -59,6 +59,16 @@ def test_bad_rows(tmp_path, arrays, labels, message):
         load_dataset("cifar10_jpeg", tmp_path)
 
 
+def test_rows_below_zero(tmp_path):
+    path = tmp_path / "train.parquet"
+    write_parquet(path, [colour()] * 61, [0] * 61)
+    head, mark, tail = path.read_bytes().partition(b"\x16\x7a\x19")  # 61, as a varint
+    assert mark
+    path.write_bytes(head + b"\x16\x79\x19" + tail)  # -61
+    with pytest.raises(InputError, match="it announces -61 rows"):
+        load_dataset("parquet", tmp_path)
+
+
 def test_columns_whose_names_read_like_numbers(tmp_path):
     write_parquet(tmp_path / "train.parquet", [colour()] * 2, [0, 1], "0", "1.50")
     data = load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50")
