@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.models.torch_names import known_pairs, plain_name, unwrapped
+from fedjax_pfl.utils.conversions import require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_name
 
 IGNORED = "num_batches_tracked"
@@ -44,6 +45,7 @@ def as_array(what: str, value: Any) -> np.ndarray:
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu()
         value = value.float() if "bfloat16" in str(value.dtype) else value
+    require_unmasked(what, value)
     array = np.asarray(value)
     numeric = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
     require(numeric, what, array.dtype.name, "numbers")

@@ -63,6 +63,7 @@ def test_half_precision_is_read(tmp_path):
         ({}, "initial_model must be a model"),
         ({"head": {"bias": 1}}, "initial_model at 'head/bias' must be an array, got 'int'"),
         ({"head/bias": np.array(["a", "b", "c"])}, "initial_model at 'head/bias' must be numbers"),
+        ({"head/bias": np.ma.masked_array(np.ones(3), [0, 1, 0])}, "'head/bias' .* without a mask"),
         (
             {"head/bias": np.array([1, np.nan, 0])},
             "must be finite in float32, got 'NaN",
