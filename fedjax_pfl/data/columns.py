@@ -1,6 +1,7 @@
 """Columns beside samples and labels, such as the writer or the hospital of each sample."""
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedjax_pfl.utils.errors import InputError, require, require_name
 MISSING = frozenset(
     {"", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "+nan", "null", "nat"}
 )
+INFINITE = ("inf", "infinity")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _COMMAS = re.compile(r"[+-]?([0-9]+,[0-9]+|[0-9]{1,3}([., '][0-9]{3})+([.,][0-9]+)?)")
 
@@ -102,7 +104,8 @@ def check_words(what: str, words: Words) -> None:
     """Check the values of a column of classes or clients.
 
     Raises:
-      InputError: a word for a missing value, or one number that is written in two ways.
+      InputError: a word for a missing value, one that is written in two ways, or an infinite
+        number among numbers.
     """
     values = [str(value) for value in words.values]
     for k, value in enumerate(values):
@@ -112,11 +115,16 @@ def check_words(what: str, words: Words) -> None:
     numbers = [value for value in values if is_number(value)]
     if len(numbers) < len(values):  # among other names, 1e5 may be one
         numbers = [value for value in numbers if "e" not in value.casefold()]
-    seen: dict[Decimal, str] = {}
-    for value in numbers:
-        other = seen.setdefault(Decimal(value), value)
+    seen: dict[Decimal | str, str] = {}
+    for key, value in [(Decimal(value), value) for value in numbers] + [
+        (unicodedata.normalize("NFKC", value), value) for value in values
+    ]:
+        other = seen.setdefault(key, value)
         if other != value:
-            raise InputError(f"{what} has {other} also as {value}: write equal numbers alike.")
+            raise InputError(f"{what} has {other} also as {value}: write equal values alike.")
+    infinite = [value for value in values if value.lstrip("+-").casefold() in INFINITE]
+    if infinite and len(numbers) + len(infinite) == len(values) > len(infinite):
+        raise InputError(f"{what} has {infinite[0]!r} among numbers: write finite ones.")
     commas = [value for value in values if has_commas(value)]
     if commas and len(numbers) + len(commas) == len(values):
         raise InputError(

@@ -20,7 +20,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.data.sources.splits import notes, splits
+from fedjax_pfl.data.sources.splits import notes, splits, unused_note
 from fedjax_pfl.data.tables import as_words, is_parquet, read_header, read_table
 from fedjax_pfl.utils.errors import InputError
 
@@ -72,11 +72,12 @@ def load_parquet(
       id_columns: columns for the rule `by_column`, such as "writer_id".
     """
     columns = (image_column, label_column)
-    for place in (data_dir, data_dir / "data"):
-        if _files(place):
-            name = data_dir.resolve().name
-            return _load(name, place, image_size, channels, columns, num_classes, id_columns)
-    raise InputError(f"{data_dir} holds no .parquet files.")
+    place, *others = (data_dir, data_dir / "data") if _files(data_dir) else (data_dir / "data",)
+    if not _files(place):
+        raise InputError(f"{data_dir} holds no .parquet files.")
+    note = unused_note([f"data/{path.name}" for other in others for path in _files(other)])
+    name, options = data_dir.resolve().name, (image_size, channels, columns, num_classes)
+    return _load(name, place, *options, id_columns, note)
 
 
 def _files(folder: Path) -> list[Path]:

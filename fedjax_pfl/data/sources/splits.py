@@ -26,6 +26,10 @@ class Splits(NamedTuple):
     held_out: list[Path]
     unused: list[Path]
 
+    def every(self) -> list[Path]:
+        """Return all of them."""
+        return [*self.train, *self.held_out, *self.unused]
+
     def note(self, what: str = "") -> str:
         """Return a remark that names what is not used, or an empty text."""
         return unused_note([f"{what}{path.name}" for path in self.unused])
@@ -68,8 +72,8 @@ def one_each(files: Splits, endings: Sequence[str]) -> Splits:
         return ranked[:1]
 
     train, held_out = first(files.train), first(files.held_out)
-    every = (*files.train, *files.held_out, *files.unused)
-    return Splits(train, held_out, [path for path in every if path not in (*train, *held_out)])
+    unused = [path for path in files.every() if path not in (*train, *held_out)]
+    return Splits(train, held_out, unused)
 
 
 def table_files(place: Path, endings: Sequence[str]) -> Splits:

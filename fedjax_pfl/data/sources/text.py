@@ -19,7 +19,7 @@ from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.data.sources.splits import table_files
+from fedjax_pfl.data.sources.splits import notes, table_files, unused_note
 from fedjax_pfl.data.tables import nameless
 from fedjax_pfl.data.vocabulary import PAD, RESERVED, UNKNOWN, Vocabulary
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
@@ -53,6 +53,7 @@ class _Texts(NamedTuple):
     labels: list[str]
     texts: list[str]
     columns: dict[str, list[str]]
+    left: list[str]
 
 
 @register_dataset("ag_news", "127,600 news texts of 4 classes: train.csv and test.csv")
@@ -87,7 +88,8 @@ def load_ag_news(
                         f"Labels of {part.path} must be 1..4, got {label!r:.100} in row {i}."
                     )
         train, test = parts
-        note = "for non-commercial research"
+        others = [path for path in table_files(place, (".csv",)).every() if path not in files]
+        note = notes("for non-commercial research", unused_note([path.name for path in others]))
         if train is None:
             note += "; train.csv isn't there: the texts of test.csv are the pool"
             train, test = test, None
@@ -151,7 +153,9 @@ def load_text_csv(
         values.sort(key=int)
     options = (max_tokens, max_length, min_frequency, task)
     name = data_dir.resolve().stem
-    return _encoded(name, train, test, tuple(values), values, options, files.note())
+    left = [f"without the nameless column {column!r}" for column in train.left]
+    note = notes(*left, files.note())
+    return _encoded(name, train, test, tuple(values), values, options, note)
 
 
 def _encoded(name, train, test, class_names, values, options, note="") -> Dataset:
@@ -208,17 +212,19 @@ def _read(
     if not rows:
         raise InputError(f"{path} holds no texts.")
     header = [cell.strip().lower() for cell in rows[0]]
-    label, text, kept = 0, list(range(1, len(header))), {}
+    label, text, kept, left = 0, list(range(1, len(header))), {}, []
     if names and ("label" in header or any(names)):
         check_header(path, header)
         rows = rows[1:]
         label, text, kept = _places(path, header, *names)
+        left = [name for name in nameless(header) if name not in kept]
     if not rows:
         raise InputError(f"{path} holds no texts below its header.")
     labels = [sys.intern(row[label].strip()) for row in rows]
     check_words(f"The label of {path}", Words(*np.unique(labels, return_inverse=True)))
     texts = [" ".join(row[i] for i in text) for row in rows]
-    return _Texts(path, labels, texts, {name: [row[i] for row in rows] for name, i in kept.items()})
+    columns_kept = {name: [row[i] for row in rows] for name, i in kept.items()}
+    return _Texts(path, labels, texts, columns_kept, left)
 
 
 def _places(

@@ -49,6 +49,22 @@ def test_tables_that_are_not_used_are_named(tmp_path):
     assert (alone.num_test, alone.note) == (0, "not used: test.csv, validation.csv")
 
 
+def test_files_beside_those_of_ag_news_and_of_parquet_are_named(tmp_path):
+    texts = "".join(f"{k},a,b\n" for k in (1, 2, 3, 4))
+    for name in ("train.csv", "test.csv", "val.csv"):
+        (tmp_path / name).write_text(texts)
+    assert load_dataset("ag_news", tmp_path).note.endswith("; not used: val.csv")
+    (tmp_path / "data").mkdir()
+    write_parquet(tmp_path / "train.parquet", [colour()], [0])
+    write_parquet(tmp_path / "data" / "test.parquet", [colour()], [0])
+    assert load_dataset("parquet", tmp_path).note == "not used: data/test.parquet"
+
+
+def test_a_nameless_column_of_texts_is_named(tmp_path):
+    (tmp_path / "train.csv").write_text(",label,words\n0,x,a b\n1,y,c\n")
+    assert load_dataset("text_csv", tmp_path).note == "without the nameless column ''"
+
+
 @pytest.mark.parametrize(("dataset", "test"), [("table", "test.csv.gz"), ("text_csv", "test.tsv")])
 def test_held_out_files_of_another_type_are_named(tmp_path, dataset, test):
     (tmp_path / "train.csv").write_text("label,a\n0,1\n1,2\n")

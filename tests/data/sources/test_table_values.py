@@ -58,14 +58,23 @@ def test_whole_numbers_are_the_same_class_and_client_in_every_type(tmp_path):
     assert (data.class_names, data.test_y.tolist()) == (("0", "1"), [1])
 
 
-@pytest.mark.parametrize(("one", "other"), [("1", "1.0"), ("7", "07"), ("1000", "1e3")])
-def test_one_number_written_in_two_ways(tmp_path, one, other):
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1", "1.0"), ("7", "07"), ("1000", "1e3"), ("1", "\uff11"), ("caf\u00e9", "cafe\u0301")],
+)
+def test_one_value_written_in_two_ways(tmp_path, one, other):
     for rows, options in (
         (["a,label", f"1,{one}", f"2,{other}"], {}),
         (["a,who,label", f"1,{one},x", f"2,{other},y"], {"id_columns": "who"}),
     ):
-        with pytest.raises(InputError, match=r"has [0-9.e]+ also as [0-9.e]+: write equal numbers"):
+        with pytest.raises(InputError, match=r"has \S+ also as \S+: write equal values"):
             load_dataset("table", csv(tmp_path, *rows), **options)
+
+
+def test_infinite_numbers_are_no_classes(tmp_path):
+    with pytest.raises(InputError, match="has 'inf' among numbers"):
+        load_dataset("table", csv(tmp_path, "a,label", "1,0", "2,inf"))
+    assert load_dataset("table", csv(tmp_path, "a,label", "1,x", "2,inf")).num_classes == 2
 
 
 def test_identifiers_that_only_look_like_equal_numbers():
