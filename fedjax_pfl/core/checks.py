@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core.algorithm_registry import is_static
-from fedjax_pfl.core.client_privacy import check_uploads_declared
+from fedjax_pfl.core.client_privacy import check_uploads_declared, is_amplified
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.extended_state import (
     ExtendedState,
@@ -212,6 +212,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state), observer)
     observed = replace(ctx.cohort, observer=observer)
     observer.cohort = observed
+    observer.amplified = is_amplified(algorithm, ctx.federation)
     counting = replace(
         ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
     )

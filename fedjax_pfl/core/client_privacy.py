@@ -34,11 +34,10 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
       local: whether a client pays only for the rounds in which it takes part.
       sampling: the assumption of the accounting, in words.
     """
-    stage, part = federation.uploads, federation.participation
-    local = not (stage is not None and stage.noise_of_sums)
+    part, local = federation.participation, not _noise_of_sums(federation)
     rate, words = 1.0, LOCAL
     idle = algorithm.absent_idle  # else absent clients upload something too
-    if not local and idle and part.sampled(federation.num_clients):
+    if is_amplified(algorithm, federation):
         rate = part.cohort_size / federation.num_clients if part.poisson is None else part.poisson
         words = FIXED if part.poisson is None else POISSON
     elif not local:
@@ -46,6 +45,16 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
     local = local and idle
     per_round = algorithm.uploads_per_round
     return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words}
+
+
+def _noise_of_sums(federation: Federation) -> bool:
+    return federation.uploads is not None and federation.uploads.noise_of_sums
+
+
+def is_amplified(algorithm: Algorithm, federation: Federation) -> bool:
+    """Return whether the epsilon counts on who is drawn: only they upload, and noise is of sums."""
+    sampled = federation.participation.sampled(federation.num_clients)
+    return _noise_of_sums(federation) and algorithm.absent_idle and sampled
 
 
 def check_uploads_declared(
@@ -66,6 +75,11 @@ def check_uploads_declared(
         raise UndeclaredRelease(
             f"A round of {algorithm.name} uploads twice under one name ({listed}), with the same "
             "noise: give each ctx.upload another `what`."
+        )
+    if observer.sums > len(names):
+        raise UndeclaredRelease(
+            f"A round of {algorithm.name} adds uploads up {observer.sums} times and uploads "
+            f"{len(names)} times, and noise is of one sum of each: take dp_placement='local'."
         )
 
 

@@ -60,6 +60,8 @@ class Exchange(RoundInfo):
             )
         if self.observer is not None:
             self.observer.record_upload(what, cohort, costs)
+            if self.observer.amplified:
+                cohort = self.observer.drawn(what, cohort)
         if isinstance(values, dict) and "params" in values:
             values, private = self.plan.split(values)
         held = reference.model if isinstance(reference, Broadcast) else reference
@@ -142,6 +144,8 @@ class Exchange(RoundInfo):
             equal = jnp.ones_like(weights)
             # Privacy needs a divisor that does not depend on the members.
             fixed = stage.noise_of_sums
+            if fixed and self.observer is not None:
+                self.observer.sums += 1
             weights = part.uniform_weights(there) if fixed else mixing.normalize(equal, there)
             if self.observer is not None:
                 self.observer.weights = weights

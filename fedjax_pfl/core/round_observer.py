@@ -40,6 +40,8 @@ class RoundObserver:
       minibatches: purposes of the trainings with noisy gradients, which draw minibatches by them.
       noisy_schedules: their schedules.
       uploads: what was sent, by each call of `Context.upload`.
+      sums: calls of `Context.aggregate` under distributed noise.
+      amplified: whether the stated epsilon counts on who is drawn.
       sent: int32 [N], uploads that cost privacy, or None.
       cohort: the round's cohort, or None if any may upload and train.
       rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
@@ -61,6 +63,8 @@ class RoundObserver:
         self.minibatches: list[str] = []
         self.noisy_schedules: set[Schedule] = set()
         self.uploads: list[str] = []
+        self.sums = 0
+        self.amplified = False
         self.sent: jax.Array | None = None
         self.cohort: Cohort | None = None
         self.rule_acted: jax.Array | None = None
@@ -86,6 +90,20 @@ class RoundObserver:
         none = jnp.zeros((num_clients,), jnp.int32)
         before = none if self.forward_samples is None else self.forward_samples
         self.forward_samples = before.at[rows].add(samples)
+
+    def drawn(self, what: str, cohort: Cohort) -> Cohort:
+        """Return the cohort of an upload without clients that this round has not drawn.
+
+        Raises:
+          UndeclaredRelease: it is not the round's cohort.
+        """
+        assert self.cohort is not None
+        if cohort.ids is not self.cohort.ids:
+            raise UndeclaredRelease(
+                f"The upload {what!r} is of other clients than the round's cohort, whom sampling "
+                "does not protect: declare absent_idle = False."
+            )
+        return replace(cohort, mask=cohort.mask & self.cohort.mask)
 
     def record_nonfinite(self, cohort: Cohort, rows: Mask) -> None:
         """Record that the new values of the members `rows` [M] were not finite.

@@ -38,7 +38,13 @@ from fedjax_pfl.testing.toys import (
     toy_for,
     without_rows,
 )
-from fedjax_pfl.testing.withheld import CLIENTS, SUMS, withhold_gradients, withhold_uploads
+from fedjax_pfl.testing.withheld import (
+    CLIENTS,
+    SUMS,
+    exchange_uploads,
+    withhold_gradients,
+    withhold_uploads,
+)
 from fedjax_pfl.utils.structs import Broadcast, client_axes, permute_clients
 
 CHECKS: dict[str, Callable[[Algorithm], None]] = {}
@@ -235,6 +241,13 @@ def uploads_withheld(algorithm: Algorithm) -> None:
     for privacy in (SUMS, CLIENTS, {}):
         if withhold_uploads(algorithm, **privacy) is None:
             return
+
+
+@check
+def sums_of_uploads(algorithm: Algorithm) -> None:
+    """Check that a server that declares to need sums of uploads needs no more."""
+    if algorithm.sees == "sums":
+        exchange_uploads(algorithm)
 
 
 @check

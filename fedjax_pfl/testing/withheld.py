@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
@@ -13,12 +14,15 @@ from fedjax_pfl.testing.toys import (
     assert_close,
     first_run,
     in_double_precision,
+    run_rounds,
     toy_for,
     without_rows,
 )
+from fedjax_pfl.uploads.stage import MODEL, UploadStage
+from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
-from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.structs import Broadcast, by_field, struct
 from fedjax_pfl.utils.typing import State, Tree
 
 CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five, and in two of Poisson's
@@ -111,6 +115,45 @@ def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
     first, second = ({"spoiled": (CLIENT, label)} for label in (0, 2))
     changes = {"label of a sample without a gradient": second}
     return _unchanged(algorithm, options | {"dp_clip": 1e9}, federation | first, changes, [])
+
+
+@struct
+class Exchanged(UploadStage):
+    """Uploads of two clients that change such that a weighted sum of all stays the same."""
+
+    ids: jax.Array  # [2]
+    shares: jax.Array  # [2]
+
+    def __call__(self, sent, reference, sending, memory):
+        if sending.what != MODEL:
+            return sent, memory
+        signed = jnp.array([1.0, -1.0]) / self.shares
+        moved = jnp.where(sending.ids[:, None] == self.ids, signed, 0).sum(axis=1)
+        return jax.tree.map(lambda leaf: leaf + trees.expand_to(leaf, moved), sent), memory
+
+
+def exchange_uploads(algorithm: Algorithm) -> None:
+    """Assert that a server with `sees = "sums"` is the same for uploads with the same mean.
+
+    Servers of several means, such as those of classes and of clusters, are not checked.
+    """
+    plain = toy_for(algorithm)
+    (start, wanted), (record,) = run_rounds(algorithm, plain, 1, scored=())
+    shares = [one.reshape(-1) for one in record["matrices"].values()]
+    if len(shares) != 1 or len(shares[0]) != plain.num_clients:
+        return
+    pair = jnp.array([0, 2])
+    stage = Exchanged(pair, jnp.asarray(shares[0])[pair])
+    (_, found), _ = run_rounds(algorithm, replace(plain, uploads=stage), 1, scored=())
+    before, mean, other = (_servers(state) for state in (start, wanted, found))
+    assert_close(other, mean, "the server's state differs for uploads with the same mean", 1e-9)
+    unequal = [not np.array_equal(a, b) for a, b in zip(before, mean, strict=True)]
+    assert any(unequal), "the server's state does not change in a round"
+
+
+def _servers(state: State) -> list[Any]:
+    """Return the leaves of the server's fields."""
+    return jax.tree.leaves(by_field(lambda value, axes: value if axes == 0 else None, state))
 
 
 def _unchanged(

@@ -46,7 +46,7 @@ WHOLE = ("fedavg", "feddwa", "pfedla", "scaffold", "waffle")
 # Likewise, of what privacy covers: quick for the algorithm that keeps a private head.
 PRIVACY_CHECKS = ("uploads_withheld", "gradients_withheld")
 PRIVATE = ("fedper",)
-COSTLY_CHECKS = (*ENGINE_CHECKS, *PRIVACY_CHECKS, "padding")
+COSTLY_CHECKS = (*ENGINE_CHECKS, *PRIVACY_CHECKS, "padding", "sums_of_uploads")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tests.core.upload_rounds import flat
 SIZES = (7, 3, 6, 10, 4)
 CLIENT = {"dp": "client", "dp_clip": 0.5, "dp_noise": 2.0}
 SUMS = CLIENT | {"dp_placement": "distributed"}
+SAMPLED = SUMS | {"participation": 0.6, "sampling": "poisson"}
 SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -257,6 +258,33 @@ class TrainsInALoop(FedAvg):
         return core.Trained(models, ctx.cohort, loss)
 
 
+class SendsForOthers(SendsTwice):
+    """Clients that were not drawn send too."""
+
+    uploads_per_round = 2
+
+    def local_update(self, ctx, state, received, **options):
+        trained = FedAvg.local_update(self, ctx, state, received, **options)
+        own = trees.replicate(state.server, ctx.num_clients)
+        ctx.upload(own, core.Broadcast(state.server), self.what, ctx.cohort_of())
+        return trained
+
+
+class AddsTwice(FedAvg):
+    """Adds one upload up for each of two groups."""
+
+    def local_update(self, ctx, state, received, **options):
+        trained = super().local_update(ctx, state, received, **options)
+        held = core.Broadcast(state.server)
+        sent = ctx.upload(trained.models, held, "groups", trained.cohort)
+        for group in (0, 1):
+            ctx.aggregate(trained.cohort.mask * (ctx.cohort.ids % 2 == group), sent, state.server)
+        ctx.aggregate(trained.cohort.mask * 1.0, sent, state.server)
+        return trained
+
+    uploads_per_round = 2
+
+
 LIARS = [
     (
         SendsTwice,
@@ -275,6 +303,8 @@ LIARS = [
     (SendsInALoop, "uploads_withheld", CLIENT, "'again' in a loop, branch or jit"),
     (SendsInOthersTurn, "uploads_withheld", CLIENT, "'again' within ctx.in_turn must be of"),
     (TrainsInALoop, "gradients_withheld", SAMPLE, "Local training in a loop, branch or jit"),
+    (SendsForOthers, "uploads_withheld", SAMPLED, "'again' is of other clients than the round's"),
+    (AddsTwice, "uploads_withheld", SUMS, "adds uploads up 4 times and uploads 2 times"),
 ]
 
 
