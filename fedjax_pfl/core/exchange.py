@@ -61,7 +61,7 @@ class Exchange(RoundInfo):
         if self.observer is not None:
             self.observer.record_upload(what, cohort, costs)
             if self.observer.amplified:
-                cohort = self.observer.drawn(what, cohort)
+                cohort = self.observer.drawn(cohort)
         if isinstance(values, dict) and "params" in values:
             values, private = self.plan.split(values)
         held = reference.model if isinstance(reference, Broadcast) else reference

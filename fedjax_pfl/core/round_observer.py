@@ -91,19 +91,11 @@ class RoundObserver:
         before = none if self.forward_samples is None else self.forward_samples
         self.forward_samples = before.at[rows].add(samples)
 
-    def drawn(self, what: str, cohort: Cohort) -> Cohort:
-        """Return the cohort of an upload without clients that this round has not drawn.
-
-        Raises:
-          UndeclaredRelease: it is not the round's cohort.
-        """
+    def drawn(self, cohort: Cohort) -> Cohort:
+        """Return the cohort of an upload without clients that this round has not drawn."""
         assert self.cohort is not None
-        if cohort.ids is not self.cohort.ids:
-            raise UndeclaredRelease(
-                f"The upload {what!r} is of other clients than the round's cohort, whom sampling "
-                "does not protect: declare absent_idle = False."
-            )
-        return replace(cohort, mask=cohort.mask & self.cohort.mask)
+        drawn = self.cohort.spread(self.cohort.mask, False)[cohort.rows]
+        return replace(cohort, mask=cohort.mask & drawn)
 
     def record_nonfinite(self, cohort: Cohort, rows: Mask) -> None:
         """Record that the new values of the members `rows` [M] were not finite.

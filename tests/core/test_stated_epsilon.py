@@ -29,7 +29,6 @@ from tests.core.upload_rounds import flat
 SIZES = (7, 3, 6, 10, 4)
 CLIENT = {"dp": "client", "dp_clip": 0.5, "dp_noise": 2.0}
 SUMS = CLIENT | {"dp_placement": "distributed"}
-SAMPLED = SUMS | {"participation": 0.6, "sampling": "poisson"}
 SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -258,18 +257,6 @@ class TrainsInALoop(FedAvg):
         return core.Trained(models, ctx.cohort, loss)
 
 
-class SendsForOthers(SendsTwice):
-    """Clients that were not drawn send too."""
-
-    uploads_per_round = 2
-
-    def local_update(self, ctx, state, received, **options):
-        trained = FedAvg.local_update(self, ctx, state, received, **options)
-        own = trees.replicate(state.server, ctx.num_clients)
-        ctx.upload(own, core.Broadcast(state.server), self.what, ctx.cohort_of())
-        return trained
-
-
 class AddsTwice(FedAvg):
     """Adds one upload up for each of two groups."""
 
@@ -303,7 +290,6 @@ LIARS = [
     (SendsInALoop, "uploads_withheld", CLIENT, "'again' in a loop, branch or jit"),
     (SendsInOthersTurn, "uploads_withheld", CLIENT, "'again' within ctx.in_turn must be of"),
     (TrainsInALoop, "gradients_withheld", SAMPLE, "Local training in a loop, branch or jit"),
-    (SendsForOthers, "uploads_withheld", SAMPLED, "'again' is of other clients than the round's"),
     (AddsTwice, "uploads_withheld", SUMS, "adds uploads up 4 times and uploads 2 times"),
 ]
 
@@ -318,6 +304,14 @@ def test_releases_beyond_the_declared_ones_are_refused(monkeypatch, cls, check, 
         pfl.simulate(lying, toy_federation(SIZES, **private), 1)
     with pytest.raises(AssertionError, match=message):
         check_algorithm(lying, only=check, show=None)
+
+
+def test_clients_that_are_not_drawn_send_nothing():
+    observer, ids = RoundObserver(), jnp.arange(5)
+    everyone = pfl.Context(toy_federation(SIZES), jax.random.key(0), 0, 1, None).cohort_of()
+    observer.cohort = replace(everyone, mask=ids % 2 == 0)
+    assert observer.drawn(everyone).mask.tolist() == [True, False, True, False, True]
+    assert observer.drawn(replace(everyone, mask=ids < 2)).mask.tolist() == [True, *[False] * 4]
 
 
 def test_steps_beyond_the_recorded_ones_are_counted():
