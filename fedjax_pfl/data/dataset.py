@@ -325,14 +325,14 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
 
 
 def _check_range(name: str, train_x: np.ndarray, test_x: np.ndarray) -> None:
-    """Refuse images of which one split is in 0..1 and the other in 0..255."""
-    if train_x.ndim != 4 or train_x.dtype == np.uint8 or not len(test_x):
+    """Refuse images, as such or as rows, of which one split is in 0..1 and the other in 0..255."""
+    if train_x.ndim == 3 or train_x.dtype == np.uint8 or not len(test_x):
         return
-    train, test = (float(np.abs(x).max()) for x in (train_x, test_x))
-    if (train <= 1 < 100 < test) or (test <= 1 < 100 < train):
+    low, high = sorted(float(np.abs(x).max(initial=0)) for x in (train_x, test_x))
+    if low <= 1 and high > (10 if train_x.ndim == 4 else 100):
         raise InputError(
-            f"Training images of data set {name!r} reach {train:g}, and its test images {test:g}: "
-            "scale both alike."
+            f"Training and test samples of data set {name!r} reach {low:g} in one split and "
+            f"{high:g} in the other: scale both alike."
         )
 
 

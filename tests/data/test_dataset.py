@@ -100,8 +100,9 @@ def test_masked_arrays_lose_no_mask():
     assert dataset_from_arrays("a", np.ma.masked_array(MASKED.data), [0, 1]).num_train == 2
 
 
-def test_images_of_two_ranges():
-    x = np.linspace(0, 1, 8).reshape(2, 2, 2, 1)
-    with pytest.raises(InputError, match="images of data set 'a' reach 255, and its test images 1"):
-        dataset_from_arrays("a", 255 * x, [0, 1], x, [0, 1])
+@pytest.mark.parametrize(("shape", "factor"), [((2, 2, 2, 1), 50), ((2, 4), 255)])
+def test_images_of_two_ranges(shape, factor):
+    x = np.linspace(0, 1, 8).reshape(shape)
+    with pytest.raises(InputError, match=f"data set 'a' reach 1 in one split and {factor} in the"):
+        dataset_from_arrays("a", factor * x, [0, 1], x, [0, 1])
     assert dataset_from_arrays("a", x, [0, 1], x / 200, [0, 1]).num_test == 2

@@ -13,7 +13,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import read_bytes
 from fedjax_pfl.data.image_decoding import SUFFIXES, ImageSize, decode_images, parse_size
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.data.sources.splits import Splits, notes, split_of, splits
+from fedjax_pfl.data.sources.splits import TEST, VALIDATION, Splits, notes, split_of, splits
 from fedjax_pfl.utils.errors import InputError, require
 
 # Files that file managers create.
@@ -43,7 +43,7 @@ def load_folder(
     """
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")
-    inside = [data_dir / name for name in _subfolders(data_dir)]
+    inside, note = [data_dir / name for name in _subfolders(data_dir)], ""
     # A split has class folders; a class may be called "train", too.
     parts = splits([path for path in inside if _subfolders(path)], whole=True)
     if len(parts.train) > 1:
@@ -59,7 +59,11 @@ def load_folder(
         )
     else:
         parts = Splits([data_dir], [], [])
-    return _class_folders(data_dir.resolve().name, data_dir, parts, image_size, channels)
+        words = (path.name for path in inside if path.name.isalpha())
+        held = [name for name in words if split_of(name) in (TEST, VALIDATION)]
+        note = f"{_few(held)}: taken for a class, as there is no folder train" if held else ""
+    name = data_dir.resolve().name
+    return _class_folders(name, data_dir, parts, image_size, channels, note)
 
 
 @register_dataset(
@@ -157,7 +161,7 @@ def _root(name: str, places: list[Path], required: list[str], way: str) -> Path:
     return root
 
 
-def _class_folders(name, root, parts: Splits, image_size, channels) -> Dataset:
+def _class_folders(name, root, parts: Splits, image_size, channels, note: str = "") -> Dataset:
     classes = _classes(parts.train)
     if not classes:
         what = "class folders (one folder of images per class)"
@@ -174,7 +178,7 @@ def _class_folders(name, root, parts: Splits, image_size, channels) -> Dataset:
         if path.suffix.casefold() in SUFFIXES and path.is_file()
     ]
     outside = f"not used: {len(beside)} images beside the class folders" if beside else ""
-    note = notes(without, outside, parts.note())
+    note = notes(without, outside, parts.note(), note)
     return _decoded(name, root, *rows, classes, image_size, channels, note)
 
 

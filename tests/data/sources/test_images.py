@@ -6,7 +6,7 @@ import pytest
 from fedjax_pfl.data import image_decoding, limits
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.image_files import RNG, class_folders, colour, png, raw_png, write
+from tests.data.image_files import RNG, black, class_folders, colour, png, raw_png, write
 
 
 @pytest.mark.parametrize("test", ["test", "val", "valid", "validation"])
@@ -177,6 +177,15 @@ def test_parts_without_class_folders_to_train_on_are_no_classes(tmp_path, parts,
     held = parts[0] or "test, train"
     with pytest.raises(InputError, match=f"holds .*{held}.* but no folder train of class"):
         load_dataset("folder", tmp_path)
+
+
+def test_a_class_with_the_name_of_a_split_is_named(tmp_path):
+    for name in ("a", "b", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(black())
+    data = load_dataset("folder", tmp_path)
+    assert data.class_names == ("a", "b", "test")
+    assert data.note == "test: taken for a class, as there is no folder train"
 
 
 def test_folders_and_images_that_are_not_used_are_named(tmp_path):
