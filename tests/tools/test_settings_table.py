@@ -42,6 +42,7 @@ def test_presets_can_be_built(name, blank_data_sets):
     assert federation.participation.cohort_size == round(args.participation * args.num_clients)
     assert (federation.training.augment is not None) == ("cifar10" in name and "waffle" in name)
     assert federation.schedule.shuffle == (not name.startswith("plga"))
+    assert {*blank_data_sets} == {(32_000, 200)}
 
 
 @pytest.mark.parametrize("name", NAMES)
