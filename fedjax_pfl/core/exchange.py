@@ -9,7 +9,7 @@ from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
-from fedjax_pfl.core.round_observer import FALSE
+from fedjax_pfl.core.round_observer import UNTRUE
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
 from fedjax_pfl.utils import keys, trees
@@ -55,7 +55,7 @@ class Exchange(RoundInfo):
         costs = privacy is not None and privacy.unit == "client"
         if costs and self.outside:
             raise UndeclaredRelease(
-                f"The upload {what!r} in {self.outside} is not counted, which {FALSE}: call "
+                f"The upload {what!r} in {self.outside} is not counted, which {UNTRUE}: call "
                 "ctx.upload in a round."
             )
         if self.observer is not None:

@@ -15,7 +15,7 @@ from fedjax_pfl.utils.errors import UndeclaredRelease
 from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
-FALSE = "would state a false epsilon"
+UNTRUE = "would state a false epsilon"  # end of sentences
 OWN_LOOP = "in a loop, branch or jit of an algorithm's own, whose number of executions is unknown,"
 
 
@@ -134,11 +134,11 @@ class RoundObserver:
             return
         if self.outside:
             raise UndeclaredRelease(
-                f"Local training in {self.outside} is not counted, which {FALSE}: train in a round."
+                f"Local training in {self.outside} is not counted, which {UNTRUE}: do it in a round."
             )
         if trace_state() != self.counted:
             raise UndeclaredRelease(
-                f"Local training {OWN_LOOP} {FALSE}: train outside of it, or "
+                f"Local training {OWN_LOOP} {UNTRUE}: train outside of it, or "
                 "within ctx.when or ctx.in_turn."
             )
         everyone = isinstance(rows, np.ndarray) and len(set(rows.tolist())) == len(rows)
@@ -159,7 +159,7 @@ class RoundObserver:
         """
         if private and trace_state() != self.counted:
             raise UndeclaredRelease(
-                f"The upload {what!r} {OWN_LOOP} {FALSE}: call ctx.upload "
+                f"The upload {what!r} {OWN_LOOP} {UNTRUE}: call ctx.upload "
                 "outside of it, or within ctx.when or ctx.in_turn."
             )
         self.uploads.append(what)
@@ -182,7 +182,7 @@ class RoundObserver:
             )
         raise UndeclaredRelease(
             f"{what} is of clients by their rows, of which two may be one with the same noise, and "
-            f"{FALSE}: pass ctx.cohort, a part of it by cohort.masked, or ctx.cohort_of()."
+            f"{UNTRUE}: pass ctx.cohort, a part of it by cohort.masked, or ctx.cohort_of()."
         )
 
     def counting(

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.round_observer import FALSE, RoundObserver
+from fedjax_pfl.core.round_observer import UNTRUE, RoundObserver
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
@@ -100,7 +100,7 @@ def check_minibatches_declared(
         if count > most:
             raise UndeclaredRelease(
                 f"A round of {name} trains {count} times on the minibatches of {purpose!r}, which "
-                f"{FALSE}: give each training another purpose=, or declare reuses_keys = True and "
+                f"{UNTRUE}: give each training another purpose=, or declare reuses_keys = True and "
                 "the number in gradients_per_batch()."
             )
     declared = algorithm.schedules(federation)
@@ -114,7 +114,7 @@ def check_minibatches_declared(
         if not (used.shuffle and any(covered)):
             raise UndeclaredRelease(
                 f"A round of {name} trains with {used}, whose minibatches are larger or drawn "
-                f"otherwise than those of schedules(federation), which {FALSE}: add it there."
+                f"otherwise than those of schedules(federation), which {UNTRUE}: add it there."
             )
 
 

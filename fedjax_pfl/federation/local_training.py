@@ -20,7 +20,6 @@ from fedjax_pfl.federation.optimizers import (
     OPTIMIZERS,
     SGD,
     check_optimizer,
-    check_options,
     check_update,
     named_optimizer,
     optimizer_name,
@@ -296,9 +295,7 @@ class LocalTraining(Group):
         if self.extra_loss is not None:
             self.extra_loss.check(params, plan, data.num_classes)
         check_augmentation(self.augment, data)
-        optimizer = self.make_optimizer()
-        check_update("optimizer", optimizer, params)
-        check_options(optimizer, params)
+        check_update("optimizer", self.make_optimizer(), params)
         return jax.tree.map(lambda number: np.asarray(number, dtype), self)
 
     def numbers(self) -> dict[str, Any]:

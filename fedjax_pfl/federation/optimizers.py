@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,11 +14,9 @@ from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.registries import (
-    Configured,
     F,
     Registry,
     configured,
-    options_of,
     registering,
 )
 from fedjax_pfl.utils.typing import Tree
@@ -85,7 +83,12 @@ def named_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
     """
     made = configured("optimizer", OPTIMIZERS, name, options)
     own: dict[str, Any] = dict(made.options)
-    return SGD(**own) if made.function is sgd else made
+    if made.function is sgd:
+        return SGD(**own)
+    if made.function is optax.rmsprop:  # which ignores it then
+        useless = own.get("nesterov") and not own.get("momentum")
+        require(not useless, "nesterov of rmsprop", True, "absent without momentum")
+    return made
 
 
 def check_optimizer(name: str, optimizer: Any) -> None:
@@ -152,24 +155,6 @@ def check_update(name: str, optimizer: Any, params: Tree, private: bool = False)
             f"{name} must keep the shapes and types of the parameters and of its state in an "
             "update; this one changes them."
         )
-
-
-def check_options(optimizer: Any, params: Tree) -> None:
-    """Raise `InputError` if an option of an optimizer given by name does not change its updates.
-
-    They are traced with and without the option; nothing is computed.
-    """
-    if not isinstance(optimizer, Configured):
-        return
-    defaults = options_of(optimizer.function)
-    for name, value in optimizer.options:
-        others = tuple(one for one in optimizer.options if one[0] != name)
-        without = replace(optimizer, options=others)
-        if value != defaults[name] and formula(optimizer, params) == formula(without, params):
-            raise InputError(
-                f"{name} of the optimizer {optimizer.name!r} has no effect here: leave it out, got "
-                f"{value}."
-            )
 
 
 def updated(

@@ -112,12 +112,12 @@ class ParticipationOptions(Group):
         return jnp.asarray(window)
 
     def cohorts(self, num_clients: int) -> Participation:
-        """Return the participation of a number of clients.
+        """Return the participation of a number of clients, by `checked` options.
 
         The cohort's size is rounded to the nearest whole number, at least one.
 
         Raises:
-          InputError: a value is not allowed, or there is no such client.
+          InputError: there is no such client, or its delay is not allowed.
         """
         delay = np.zeros((num_clients,), np.int32)
         for row, rounds in (self.stragglers or {}).items():

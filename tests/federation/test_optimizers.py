@@ -90,7 +90,7 @@ def test_other_options_come_with_another_name():
         ),
         (
             {"optimizer": "rmsprop", "optimizer_options": {"decay": 0.5, "nesterov": True}},
-            "nesterov of the optimizer 'rmsprop' has no effect here: leave it out, got True",
+            "nesterov of rmsprop must be absent without momentum, got True",
         ),
         ({"optimizer_options": {"momentum": 2}}, r"momentum must be in \[0, 1\), got 2"),
         (
