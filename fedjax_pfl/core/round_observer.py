@@ -134,7 +134,8 @@ class RoundObserver:
             return
         if self.outside:
             raise UndeclaredRelease(
-                f"Local training in {self.outside} is not counted, which {UNTRUE}: do it in a round."
+                f"Local training in {self.outside} is not counted, which {UNTRUE}: train in a "
+                "round."
             )
         if trace_state() != self.counted:
             raise UndeclaredRelease(
