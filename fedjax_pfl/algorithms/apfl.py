@@ -66,9 +66,6 @@ class Apfl(fedavg.Weighted):
     form: Literal["parameters", "logits"] = core.static(default="parameters")
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
-    def gradients_per_batch(self):
-        return 3 if self.form == "logits" and self.adapt_alpha != "never" else 2
-
     def check(self, federation):
         self.check_whole_models(federation)
         if self.form == "logits" and federation.training.extra_loss is not None:
@@ -125,8 +122,13 @@ class Apfl(fedavg.Weighted):
         active = None if cohort.complete else cohort.mask
         runs = ctx.run_clients(step, begin, active=active, finish=finish, **options)
         shared, own, alphas, loss = runs.carry
-        cohort = cohort.mark_diverged(runs.finite, self.gradients_per_batch() * runs.steps)
+        cohort = cohort.mark_diverged(runs.finite, self._passes * runs.steps)
         return Both(shared, cohort, loss, own=own, alphas=alphas)
+
+    @property
+    def _passes(self) -> int:
+        """Backward passes of a local step, each as large as that of one model."""
+        return 3 if self.form == "logits" and self.adapt_alpha != "never" else 2
 
     def server_update(self, ctx, state: State, mean, weights, used: Both):
         after = super().server_update(ctx, state, mean, weights, used)

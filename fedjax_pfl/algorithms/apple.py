@@ -47,7 +47,6 @@ class Apple(core.Algorithm):
     """
 
     reads = "everyone"  # models of any client are downloaded
-    depends_on_num_rounds = True  # the penalty's schedule
     row_stochastic = False  # relations are free real numbers (section 3.2)
 
     relation_rate: float = core.number(default=1e-3, allowed="at least 0")

@@ -42,9 +42,6 @@ class CCVR(fedavg.FedAvg):
     needs_classes = True
     reads = "everyone"
     absent_idle = False
-    depends_on_num_rounds = True
-    uploads_per_round = 2
-    uploads_counts = True
     unprotected = ("the features of its classes",)
 
     per_class: int = core.static(default=2000, allowed="at least 1")

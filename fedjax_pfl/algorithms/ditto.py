@@ -38,8 +38,6 @@ class Ditto(OwnModels):
       weighting: of the average, by "size", or "uniform" as in the authors' code.
     """
 
-    reuses_keys = True  # with batches=shared
-
     proximal_weight: float = core.number(default=1.0, allowed="at least 0")
     personal_epochs: int = core.static(default=0, allowed="at least 0", needs="batches='own'")
     batches: Literal["own", "shared"] = core.static(default="own")
@@ -48,15 +46,6 @@ class Ditto(OwnModels):
     def remarks(self, federation):
         notes = "proximal_weight is 0: what is scored was trained locally"
         return [*super().remarks(federation), *[notes] * (not self.proximal_weight)]
-
-    def schedules(self, federation):
-        return federation.schedule, self.personal_schedule(federation)
-
-    def gradients_per_batch(self):
-        return 2 if self.batches == "shared" else 1
-
-    def max_gradients(self, federation, rounds):  # a shared minibatch is one, and in both schedules
-        return super().max_gradients(federation, rounds) // self.gradients_per_batch()
 
     def personal_schedule(self, federation):
         """Return the schedule of v_i."""
@@ -70,6 +59,7 @@ class Ditto(OwnModels):
             ctx.cohort.gather(state.own),
             trained.cohort,
             purpose="train" if self.batches == "shared" else "personal",
+            same_minibatches=self.batches == "shared",
             schedule=self.personal_schedule(ctx.federation),
             **self.near(state),
         )

@@ -39,7 +39,6 @@ class FedAS(core.Algorithm):
     sees = "sums"
     robust = "mean"
     needs_classes = True
-    uploads_per_round = 2
     unprotected = ("the mean features of its classes", "the Fisher information of its model")
 
     align_epochs: int = core.static(default=1, allowed="at least 0")
@@ -55,13 +54,6 @@ class FedAS(core.Algorithm):
             )
         if len(federation.plan.layers) == 1:
             raise core.InputError("fedas aligns bodies, and this network is only a head.")
-
-    def schedules(self, federation):
-        usual, size = federation.schedule, self.align_batch
-        align = replace(
-            usual, epochs=self.align_epochs, steps=None, batch_size=size, drop_last=False
-        )
-        return (*[align] * (self.align_epochs > 0), usual, usual.one_pass())
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -102,8 +94,15 @@ class FedAS(core.Algorithm):
             return forward._replace(loss=jnp.sum(share.astype(away.dtype) * away))
 
         body = jax.tree.map(lambda on: not on, ctx.plan.head_mask(received)["params"])
+        schedule = replace(
+            ctx.federation.schedule,
+            epochs=self.align_epochs,
+            steps=None,
+            batch_size=self.align_batch,
+            drop_last=False,
+        )
         models, cohort, _ = ctx.train(
-            received, cohort, purpose="align", schedule=self.schedules(ctx.federation)[0],
+            received, cohort, purpose="align", schedule=schedule,
             learning_rate=jnp.asarray(self.align_rate, ctx.dtype), forward=forward_pass,
             operands=sums.means, trainable=body,
         )  # fmt: skip

@@ -53,7 +53,6 @@ class FedDBE(fedavg.FedAvg):
 
     reads = "everyone"  # before the first round
     absent_idle = False
-    uploads_per_round = 2
     unprotected = ("the mean features of its minibatches",)
 
     kappa: float = core.number(default=50.0, allowed="at least 0")
@@ -78,9 +77,6 @@ class FedDBE(fedavg.FedAvg):
     def remarks(self, federation):
         notes = "kappa is 0: features are not pulled to a common mean"
         return [*super().remarks(federation), *[notes] * (not self.kappa)]
-
-    def max_gradients(self, federation, rounds):
-        return super().max_gradients(federation, rounds + 1)
 
     def init(self, ctx):
         zero = jnp.zeros((ctx.federation.num_features,), ctx.dtype)

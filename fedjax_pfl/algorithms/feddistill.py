@@ -64,7 +64,6 @@ class FedDistill(core.Algorithm):
 
     needs_classes = True
     sees = "sums"
-    uploads_models = False
     unprotected = ("the mean predictions of its classes",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")

@@ -137,9 +137,6 @@ class FedDPA(fedavg.Weighted):
     def remarks(self, federation):
         return [*super().remarks(federation), *adapter_remarks(federation)]
 
-    def schedules(self, federation):
-        return (federation.schedule,) * (1 + bool(trained_adapters(federation)))
-
     def local_update(self, ctx, state, received: Any, **options):
         if not trained_adapters(ctx.federation):
             return super().local_update(ctx, state, received, **options)

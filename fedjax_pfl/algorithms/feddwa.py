@@ -58,10 +58,6 @@ class FedDWA(core.Algorithm):
     score_guidance: bool = core.static(default=False)
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def uploads_per_round(self) -> int:
-        return 2 if self.guidance in ADAPTED else 1
-
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def row_stochastic(self) -> bool:  # those of eq. (13) may be negative
         return self.weights != "exact"
 
@@ -80,14 +76,6 @@ class FedDWA(core.Algorithm):
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def unprotected(self) -> tuple[str, ...]:
         return ("the gradient over all samples",) if self.guidance == "full_gradient" else ()
-
-    def schedules(self, federation):
-        own = federation.schedule
-        if self.guidance == "full_gradient":
-            return (federation.schedule, own.one_pass())
-        if self.guidance_epochs is not None:
-            own = replace(own, epochs=self.guidance_epochs, steps=None)
-        return (federation.schedule, own) if self.guidance == "epochs" else (federation.schedule,)
 
     def init(self, ctx):
         models = ctx.replicate(ctx.initial_model())
@@ -138,7 +126,9 @@ class FedDWA(core.Algorithm):
         computes the other kinds from `sent`.
         """
         if self.guidance == "epochs":
-            *_, schedule = self.schedules(ctx.federation)
+            schedule = ctx.federation.schedule
+            if self.guidance_epochs is not None:
+                schedule = replace(schedule, epochs=self.guidance_epochs, steps=None)
             guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
             return ctx.upload(guide, sent, "guidance", cohort), cohort
         if self.guidance == "full_gradient":

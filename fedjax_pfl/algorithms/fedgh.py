@@ -35,8 +35,6 @@ class FedGH(core.Algorithm):
 
     share = "head"
     needs_classes = True
-    uploads_models = False
-    uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
     server_rate: float = core.number(default=0.01, allowed="at least 0")

@@ -66,9 +66,7 @@ class FedKD(MutualDistillation):
     """
 
     needs_classes = True
-    depends_on_num_rounds = True
     sees = "models"  # factors cannot be summed
-    uploads_models = False
     unprotected = ("the map between features",)
 
     first_energy: float = core.number(default=0.95, allowed="in (0, 1]")

@@ -65,8 +65,6 @@ class FedPac(core.Algorithm):
     needs_classes = True
     batch_norm = "shared"
     robust = "mean"  # of the bodies
-    uploads_per_round = 2
-    uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")
@@ -84,11 +82,12 @@ class FedPac(core.Algorithm):
 
     def has_step(self, federation):
         sizes = np.asarray(federation.data.train.size).astype(np.int64)
-        return sum(s.total_steps(sizes) for s in self.schedules(federation)) > 0
+        some = self.head_schedule(federation).total_steps(sizes) > 0
+        return some | (federation.steps() > 0)
 
-    def schedules(self, federation):
-        head = replace(federation.schedule, epochs=self.head_epochs, steps=None)
-        return (head, federation.schedule) if self.head_epochs else (federation.schedule,)
+    def head_schedule(self, federation):
+        """Return the schedule of the head, of no step without `head_epochs`."""
+        return replace(federation.schedule, epochs=self.head_epochs, steps=None)
 
     def init(self, ctx):
         body, head = self.parts(ctx, ctx.initial_model())
@@ -145,16 +144,15 @@ class FedPac(core.Algorithm):
 
         head = ctx.plan.head_mask(received)["params"]
         body = jax.tree.map(lambda on: not on, head)
-        *heads, bodies = self.schedules(ctx.federation)
         models, loss = received, jnp.zeros((), ctx.dtype)
-        for schedule in heads:  # one, or none
+        if self.head_epochs:
             models, cohort, loss = ctx.train(
-                models, cohort, purpose="head", schedule=schedule, trainable=head,
-                learning_rate=jnp.asarray(self.head_rate, ctx.dtype),
+                models, cohort, purpose="head", schedule=self.head_schedule(ctx.federation),
+                trainable=head, learning_rate=jnp.asarray(self.head_rate, ctx.dtype),
             )  # fmt: skip
         of_heads = cohort.steps
         models, cohort, body_loss = ctx.train(
-            models, cohort, schedule=bodies, trainable=body, extra_loss=pull,
+            models, cohort, trainable=body, extra_loss=pull,
             broadcast=(state.means, state.exist), operands=before.means,
         )  # fmt: skip
         part = of_heads.astype(body_loss.dtype) / jnp.maximum(cohort.steps, 1)

@@ -41,8 +41,6 @@ class FedPHP(fedavg.FedAvg):
       inheritance: the most of m.
     """
 
-    depends_on_num_rounds = True
-
     weight: float = core.number(default=0.1, allowed="in [0, 1]")
     regularizer: Literal["mmd", "distillation"] = core.static(default="mmd")
     inheritance: float = core.number(default=0.9, allowed="in [0, 1]")

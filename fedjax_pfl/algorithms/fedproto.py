@@ -59,8 +59,6 @@ class FedProto(core.Algorithm):
 
     needs_classes = True
     sees = "sums"
-    uploads_models = False
-    uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")

@@ -50,25 +50,28 @@ class FedRep(PartlyShared):
 
     def has_step(self, federation):
         sizes = np.asarray(federation.data.train.size).astype(np.int64)
-        return sum(s.total_steps(sizes) for s in self.schedules(federation)) > 0
+        some = self.head_schedule(federation).total_steps(sizes) > 0
+        return some | (federation.steps() > 0)
 
-    def schedules(self, federation):
-        head = replace(federation.schedule, epochs=self.head_epochs, steps=None)
-        return (head, federation.schedule) if self.head_epochs else (federation.schedule,)
+    def head_schedule(self, federation):
+        """Return the schedule of the head, of no step without `head_epochs`."""
+        return replace(federation.schedule, epochs=self.head_epochs, steps=None)
 
     def local_update(self, ctx, state, received, **options):
         head = self._head(ctx, received)
         body = jax.tree.map(lambda on: not on, head)
-        *heads, bodies = self.schedules(ctx.federation)
         models, cohort, loss = received, ctx.cohort, 0
-        for schedule in heads:  # one, or none
+        if self.head_epochs:
             models, cohort, loss = ctx.train(
-                models, cohort, purpose="head", schedule=schedule, trainable=head, **options
+                models,
+                cohort,
+                purpose="head",
+                schedule=self.head_schedule(ctx.federation),
+                trainable=head,
+                **options,
             )
         before = cohort.steps
-        models, cohort, body_loss = ctx.train(
-            models, cohort, schedule=bodies, trainable=body, **options
-        )
+        models, cohort, body_loss = ctx.train(models, cohort, trainable=body, **options)
         part = before.astype(body_loss.dtype) / jnp.maximum(cohort.steps, 1)
         return core.Trained(models, cohort, part * loss + (1 - part) * body_loss)
 

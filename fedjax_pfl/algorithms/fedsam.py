@@ -65,9 +65,6 @@ class FedSAM(fedavg.FedAvg):
             off = [f"rho is {self.rho}, FedSAM's: the authors' FedASAM has 0.7"]
         return [*super().remarks(federation), *off]
 
-    def gradients_per_batch(self):
-        return 2
-
     def init(self, ctx):
         start = super().init(ctx)
         zero = (

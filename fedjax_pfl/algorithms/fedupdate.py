@@ -35,9 +35,6 @@ class FedUpdate(core.Algorithm):
     fine_tune_steps: int = core.static(default=1, allowed="at least 0")
     discard_fine_tuned: bool = core.static(default=False)
 
-    def schedules(self, federation):
-        return federation.schedule, replace(federation.schedule, steps=self.fine_tune_steps)
-
     def init(self, ctx):
         model = ctx.initial_model()
         return State(model, ctx.replicate(model))
@@ -50,7 +47,7 @@ class FedUpdate(core.Algorithm):
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = ctx.aggregate(weights, sent, onto=state.server)
         averaged = ctx.average(weights, sent, onto=trained)
-        _, steps = self.schedules(ctx.federation)
+        steps = replace(ctx.federation.schedule, steps=self.fine_tune_steps)
         tuned, cohort, _ = ctx.train(averaged, cohort, purpose="update", schedule=steps)
         state = State(server, cohort.scatter(state.models, tuned))
         return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)

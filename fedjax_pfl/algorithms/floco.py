@@ -74,9 +74,7 @@ class Floco(fedavg.FedAvg):
     reads = "everyone"
     absent_idle = False
     absent_kept = False
-    depends_on_num_rounds = True
     sees = "models"
-    uploads_per_round = 2
 
     corners: int = core.static(default=10, allowed="at least 1")
     warmup_fraction: float = core.number(default=0.5, allowed="in [0, 1]")
@@ -99,14 +97,11 @@ class Floco(fedavg.FedAvg):
         begin = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
-    def max_gradients(self, federation, rounds):
-        return super().max_gradients(federation, rounds + bool(self.warmup_fraction < 1))
-
     def round(self, ctx, state):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
         asked = due & ctx.reachable()
         own = state.private["params"][POINT]
-        own = ctx.when(due, lambda: self.points(ctx, state), lambda: own)
+        own = ctx.when(due, lambda: self.points(ctx, state), lambda: own, at_most=lambda rounds: 1)
         private = {**state.private, "params": {**state.private["params"], POINT: own}}
         after, record = super().round(ctx, replace(state, private=private))
         sent = kernels(state.server["params"]).size

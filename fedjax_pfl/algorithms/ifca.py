@@ -86,11 +86,6 @@ class Ifca(core.Algorithm):
             return np.asarray(federation.data.train.size) > 0
         return super().has_step(federation)
 
-    def schedules(self, federation):
-        if self.averaging == "models":
-            return super().schedules(federation)
-        return (federation.schedule.one_pass(),)
-
     def remarks(self, federation):
         notes = super().remarks(federation)
         if self.averaging == "gradients":

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -188,10 +187,6 @@ class L2C(core.Algorithm):
     whole_pass: bool = core.static(default=False)
     weights: Literal["learned", "attention"] = core.static(default="learned")
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def uploads_per_round(self) -> int:
-        return 2 if self.weights == "attention" else 1
-
     def check(self, federation):
         if not any(federation.plan.shared):
             raise core.InputError("l2c mixes what clients share, and share is 'none'.")
@@ -262,11 +257,6 @@ class L2C(core.Algorithm):
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},
             mixing=weights,
         )
-
-    def max_gradients(self, federation, rounds):  # with those of validation samples
-        sizes = np.asarray(federation.data.validation.size).astype(np.int64)
-        further = -(-sizes // federation.schedule.batch_size) if self.whole_pass else sizes > 0
-        return super().max_gradients(federation, rounds) + rounds * further
 
     def pruned(self, ctx, logits, active):
         """Return whom members listen to, bool [M, N], by their logits [M, N]."""

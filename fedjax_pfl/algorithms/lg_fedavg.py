@@ -52,10 +52,6 @@ class LgFedAvg(PartlyShared):
             return core.SharedLayers(first=self.global_layers)
         return core.SharedLayers(last=self.global_layers)
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def uploads_per_round(self) -> int:
-        return 2 if self.warmup_rounds else 1
-
     def check(self, federation):
         super().check(federation)
         self.check_layers("global_layers", federation)

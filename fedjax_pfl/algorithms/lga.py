@@ -140,7 +140,6 @@ class Plga(Lga):
     flush: bool = core.static(default=True)
 
     keeps_personal = True
-    depends_on_num_rounds = True  # `flush`
 
     def turn(self, ctx, state):
         last = (ctx.t + 1 == ctx.num_rounds) & self.flush

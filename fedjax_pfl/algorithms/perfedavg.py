@@ -72,13 +72,6 @@ class PerFedAvg(Weighted):
         local, count = federation.schedule, 2 if self.variant == "first_order" else 3
         return replace(local, epochs=self.passes * local.epochs, batches_per_step=count)
 
-    def schedules(self, federation):
-        return (self.schedule(federation),)
-
-    def max_gradients(self, federation, rounds):  # a product with the Hessian is worth two
-        count = super().max_gradients(federation, rounds)
-        return count * 4 // 3 if self.variant == "hessian_free" else count
-
     def has_step(self, federation):
         sizes = np.asarray(federation.data.train.size).astype(np.int64)
         return (self.schedule(federation).total_steps(sizes) > 0) & (sizes > 1)

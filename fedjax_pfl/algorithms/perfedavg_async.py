@@ -39,9 +39,6 @@ class PerFedAvgAsync(FedAvgAsync):
 
     local_updates: int = core.static(default=2, allowed="in [1, 10]")
 
-    def gradients_per_batch(self):
-        return self.local_updates
-
     def init(self, ctx):
         model = ctx.initial_model()
         stack = ctx.replicate(model)

@@ -82,7 +82,6 @@ class PFedFda(fedavg.FedAvg):
     share = "body"
     needs_classes = True
     models_read_samples = True
-    uploads_per_round = 2
     unprotected = ("the features of its classes",)
 
     single: bool = core.static(default=False)

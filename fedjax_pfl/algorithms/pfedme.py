@@ -73,9 +73,6 @@ class PFedMe(fedavg.Weighted):
         allowed = f"{most}: theta would move away"
         core.require(rate * held < 2, "personal_rate", rate, allowed)
 
-    def gradients_per_batch(self):
-        return self.inner_steps
-
     def check(self, federation):
         self.check_whole_models(federation)
 
@@ -114,7 +111,7 @@ class PFedMe(fedavg.Weighted):
             def nearer(k, theta):
                 return inner(theta, batch, jax.random.fold_in(rng, k), w, client)
 
-            theta = jax.lax.fori_loop(0, self.inner_steps, nearer, theta)
+            theta = client.repeat(self.inner_steps, nearer, theta)
             return theta, jax.tree.map(lambda w, p: w - rate * (w - p), w, theta.model["params"])
 
         def finish(carry, client):

@@ -62,9 +62,6 @@ class PflDa(fedavg.Weighted):
         same = self.generic_weight == 1 and self.mixed == "every_step"
         return [*super().remarks(federation), *[notes] * same]
 
-    def gradients_per_batch(self):
-        return 2
-
     def init(self, ctx):
         start = super().init(ctx)
         return State(**vars(start), heads=ctx.replicate(start.server))

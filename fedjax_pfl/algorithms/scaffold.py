@@ -45,7 +45,6 @@ class Scaffold(fedavg.FedAvg):
         or stay local: a longer step could make them negative.
     """
 
-    uploads_per_round = 2
     robust = "nothing"  # control variates would remain a plain sum
     equal_sums = True
 

@@ -57,7 +57,6 @@ class Spfl(core.Algorithm):
 
     reads = "everyone"
     robust = "matrix"
-    uploads_per_round = 2  # with the routine
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
     absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
@@ -101,12 +100,6 @@ class Spfl(core.Algorithm):
                 f"{shown(self.layer_weights)}."
             )
 
-    def gradients_per_batch(self):
-        return self.local_updates
-
-    def max_gradients(self, federation, rounds):  # with those of the routine
-        return super().max_gradients(federation, rounds + -(-rounds // self.gamma))
-
     def init(self, ctx):
         count = ctx.num_clients
         stages = len(ctx.plan.grouped(self.stage).blocks) if self.weighting == "paper" else 1
@@ -120,7 +113,10 @@ class Spfl(core.Algorithm):
     def round(self, ctx, state):
         due = ctx.t % self.gamma == 0
         models, cosines = ctx.when(
-            due, lambda: self._routine(ctx, state), lambda: (state.models, state.cosines)
+            due,
+            lambda: self._routine(ctx, state),
+            lambda: (state.models, state.cosines),
+            at_most=lambda rounds: -(-rounds // self.gamma),
         )
         received = ctx.cohort.gather(models)
         trained, cohort, loss = self.train(ctx, received)

@@ -72,7 +72,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
         them (the paper's text; Weight Erosion).
     """
 
-    depends_on_num_rounds = True
     sees = "models"
     robust = "nothing"
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
@@ -191,11 +190,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
         if schedule is None:
             return jax.nn.sigmoid(-self.delta_omega * (2 * (number + self.shift) / total - 1))
         return jnp.asarray(schedule(number, total), dtype)
-
-    def max_gradients(self, federation, rounds):
-        return super().max_gradients(federation, rounds) * (
-            federation.num_clients if self.everyone else 1
-        )
 
     def models(self, ctx, state, rows):
         if not self.everyone:

@@ -59,7 +59,6 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
 
     sees = "models"
     robust = "nothing"
-    uploads_per_round = 2
 
     alice: int = core.number(default=0, allowed="at least 0")
     distance_penalty: float = core.number(default=PUBLISHED, allowed="at least 0")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core.algorithm_registry import is_static
-from fedjax_pfl.core.client_privacy import check_uploads_declared, is_amplified
+from fedjax_pfl.core.client_privacy import check_uploads_differ, is_amplified
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.extended_state import (
     ExtendedState,
@@ -26,7 +26,7 @@ from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
-from fedjax_pfl.core.sample_privacy import check_minibatches_declared, with_declared_gradients
+from fedjax_pfl.core.sample_privacy import with_counted_gradients
 from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
@@ -83,11 +83,10 @@ def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputEr
 def outside_rounds(algorithm: Algorithm, ctx: Context, function: str) -> Context:
     """Return the context for a function outside of rounds, which must release nothing private.
 
-    An upload under client-level privacy, and a gradient with noise, raise `UndeclaredRelease`.
+    An upload under client-level privacy, and a gradient with noise, raise `UncountedRelease`.
     """
     where = f"{algorithm.name}.{function}"
-    observer = RoundObserver(where)
-    return with_declared_gradients(algorithm, replace(ctx, outside=where), observer)
+    return with_counted_gradients(replace(ctx, outside=where), RoundObserver(where))
 
 
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
@@ -100,7 +99,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
       InputError: the optimizer states can't be kept.
       TypeError: the state is not a `struct`, a field does not declare its client axes or lacks
         them, or a leaf is a typed random key.
-      UndeclaredRelease: see `outside_rounds`.
+      UncountedRelease: see `outside_rounds`.
     """
     with while_traced(algorithm, "init"):
         state, name = algorithm.init(outside_rounds(algorithm, ctx, "init")), algorithm.name
@@ -191,25 +190,31 @@ def with_all_releases(record: Record, observer: RoundObserver) -> Record:
     return replace(record, clients=record.clients | counted) if counted else record
 
 
-def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
+def checked_round(
+    algorithm: Algorithm, ctx: Context, state: State, observer: RoundObserver | None = None
+) -> tuple[State, Record]:
     """Run `algorithm.round(ctx, state)` and add its forward passes to the record.
 
     Per-client leaves of the state may hold only the cohort's rows (see `partial_state`).
 
+    Args:
+      algorithm, ctx, state: of the round.
+      observer: observes the round; by default one of its own.
+
     Raises:
       RowsNotOnDevice: the round needs other rows.
-      UndeclaredRelease: under privacy, the round releases more than the algorithm declares.
+      UncountedRelease: under privacy, the round releases what can't be counted.
       TypeError: the round does not return a state of the same structure, shapes and types, and a
         record.
     """
-    name, observer = algorithm.name, RoundObserver()
+    name, observer = algorithm.name, observer or RoundObserver()
     partial_state = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = memory = None
     if isinstance(partial_state, ExtendedState):
         if partial_state.optimizers:
             optimizers = Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
-    ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state), observer)
+    ctx = with_counted_gradients(with_base(algorithm, ctx, partial_state), observer)
     observed = replace(ctx.cohort, observer=observer)
     observer.cohort = observed
     observer.amplified = is_amplified(algorithm, ctx.federation)
@@ -225,8 +230,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
             for part in (returned if isinstance(returned, tuple | list) else (returned,))
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
-    check_uploads_declared(algorithm, ctx.federation, observer)
-    check_minibatches_declared(algorithm, ctx.federation, observer)
+    check_uploads_differ(algorithm, ctx.federation, observer)
     returned_state, record = returned
     record = with_all_releases(record, observer)
     new = extend_state(returned_state, optimizers, memory, state)

@@ -14,10 +14,10 @@ import numpy as np
 
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.round_observer import RoundFacts, RoundObserver
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.uploads.accounting import noise_for_each, upload_releases
-from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
+from fedjax_pfl.utils.errors import InputError, UncountedRelease
 from fedjax_pfl.utils.structs import client_axes
 from fedjax_pfl.utils.typing import State
 
@@ -25,8 +25,14 @@ LOCAL = "noise on every upload"
 POISSON, FIXED = "Poisson cohorts", "cohorts of a fixed size accounted as Poisson sampling"
 
 
-def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, Any]:
+def client_releases(
+    algorithm: Algorithm, federation: Federation, facts: RoundFacts
+) -> dict[str, Any]:
     """Return what a round releases, as plain values that a result keeps.
+
+    Args:
+      algorithm, federation: what is simulated.
+      facts: of a round of it.
 
     Returns:
       per_round: uploads of a member in a round.
@@ -43,7 +49,7 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
     elif not local:
         words = "all clients in every round"
     local = local and idle
-    per_round = algorithm.uploads_per_round
+    per_round = len(facts.uploads)
     return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words}
 
 
@@ -57,41 +63,45 @@ def is_amplified(algorithm: Algorithm, federation: Federation) -> bool:
     return _noise_of_sums(federation) and algorithm.absent_idle and sampled
 
 
-def check_uploads_declared(
+def check_uploads_differ(
     algorithm: Algorithm, federation: Federation, observer: RoundObserver
 ) -> None:
-    """Raise `UndeclaredRelease` if a round uploads more than `uploads_per_round`, under privacy."""
-    privacy, names = federation.privacy, observer.uploads
+    """Raise `UncountedRelease` if two uploads of a round have one noise, under privacy."""
+    privacy, names = federation.privacy, [upload.what for upload in observer.uploads]
     if privacy is None or privacy.unit != "client":
         return
-    listed = ", ".join(map(repr, names))
-    if len(names) > algorithm.uploads_per_round:
-        raise UndeclaredRelease(
-            f"A round of {algorithm.name} uploads {len(names)} times ({listed}) and declares "
-            f"uploads_per_round = {algorithm.uploads_per_round}, which would state a false "
-            f"epsilon: declare {len(names)}."
-        )
     if len(set(names)) < len(names):
-        raise UndeclaredRelease(
-            f"A round of {algorithm.name} uploads twice under one name ({listed}), with the same "
-            "noise: give each ctx.upload another `what`."
+        raise UncountedRelease(
+            f"A round of {algorithm.name} uploads twice under one name "
+            f"({', '.join(map(repr, names))}), with the same noise: give each ctx.upload another "
+            "`what`."
         )
     if observer.sums > len(names):
-        raise UndeclaredRelease(
+        raise UncountedRelease(
             f"A round of {algorithm.name} adds uploads up {observer.sums} times and uploads "
             f"{len(names)} times, and noise is of one sum of each: take dp_placement='local'."
         )
 
 
 def client_noise_within(
-    epsilon: float, algorithm: Algorithm, *, federation: Federation, rounds: int
+    epsilon: float,
+    algorithm: Algorithm,
+    facts: RoundFacts,
+    *,
+    federation: Federation,
+    rounds: int,
 ) -> np.ndarray:
     """Return the noise multiplier that keeps a client in every round within `epsilon`.
+
+    Args:
+      epsilon: of the whole run.
+      algorithm, facts, federation: see `client_releases`.
+      rounds: of the run.
 
     Raises:
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
-    plan = client_releases(algorithm, federation)
+    plan = client_releases(algorithm, federation, facts)
     privacy = federation.privacy
     assert privacy is not None
     (noise,) = noise_for_each(epsilon, privacy.delta, [upload_releases(plan, 1.0, rounds)])

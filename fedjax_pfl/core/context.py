@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.core.counting import COUNTS, Counting, add_counts
 from fedjax_pfl.core.exchange import Exchange
 from fedjax_pfl.core.record import Record, packed, recorded
-from fedjax_pfl.core.round_observer import COUNTS
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
@@ -41,6 +41,8 @@ class Context(Exchange):
         models: Tree | Broadcast,
         cohort: Cohort | None = None,
         purpose: str = "train",
+        *,
+        same_minibatches: bool = False,
         **options: Any,
     ) -> local_sgd.Trained:
         """Train the cohort locally from `models` [M, ...] or one `Broadcast` model.
@@ -51,6 +53,8 @@ class Context(Exchange):
           models: initial models.
           cohort: who trains; the round's cohort by default.
           purpose: names the random keys; each training of a round has its own.
+          same_minibatches: whether this is meant to be a second training with a purpose, on the
+            same minibatches.
           **options: options of `local_sgd.train` (`schedule`, `learning_rate`, `operands`,
             `broadcast`, `active`, `cursor`, `epochs`, `optimizer_state`) and of `LocalStep`
             (`extra_loss`, `forward`, `correct`, `trainable`, `mean_gradient`,
@@ -74,9 +78,9 @@ class Context(Exchange):
             train = partial(self.optimizers.train, purpose=purpose)
         trained = train(self.federation, models, cohort, **options)
         if self.observer is not None:
-            used = options.get("schedule") or self.federation.schedule
-            self.observer.record_training(purpose, used)
-            self.observer.record_minibatches(purpose, used)
+            if not same_minibatches:
+                self.observer.record_purpose(purpose)
+            self.observer.record_loop(purpose, options.get("schedule") or self.federation.schedule)
         self._count_steps(cohort, trained.cohort)
         return trained
 
@@ -113,7 +117,7 @@ class Context(Exchange):
             learning_rate=self.learning_rate, noise_index=noise_index,
         )  # fmt: skip
         if self.observer is not None:
-            self.observer.record_minibatches(purpose, how.schedule(self.federation.schedule))
+            self.observer.record_loop(purpose, how.schedule(self.federation.schedule))
         return adapted
 
     def sgd_step(self, **options: Any) -> LocalStep:
@@ -187,22 +191,36 @@ class Context(Exchange):
             **options,
         )
         if self.observer is not None:
-            self.observer.record_minibatches(purpose, schedule)
+            split, own = options.get("split", "train"), self.federation.data.train
+            self.observer.record_loop(purpose, schedule, split is own or split == "train")
         return runs
 
     def when(
-        self, condition: Scalar, action: Callable[[], Any], otherwise: Callable[[], Any]
+        self,
+        condition: Scalar,
+        action: Callable[[], Any],
+        otherwise: Callable[[], Any],
+        at_most: Callable[[int], int] | None = None,
     ) -> Any:
         """Return `action()` in rounds in which the condition holds, and `otherwise()` in others.
 
         It is `lax.cond(condition, action, otherwise)` in which local steps, forward passes and
         uploads are counted.
+
+        Args:
+          condition: bool [].
+          action, otherwise: functions without arguments.
+          at_most: `at_most(rounds)` is the largest number of rounds in which the condition holds,
+            over which a `dp_epsilon` is divided; all of them by default.
         """
         if self.observer is None:
             return jax.lax.cond(condition, action, otherwise)
-        branches = [self.observer.counting(one, self.num_clients) for one in (action, otherwise)]
+        branches = (
+            Counting(self.observer, action, self.num_clients, at_most=at_most),
+            Counting(self.observer, otherwise, self.num_clients),
+        )
         result, counts = jax.lax.cond(condition, *branches)
-        self.observer.add(counts, *branches)
+        add_counts(self.observer, counts, *branches)
         return result
 
     def in_turn(
@@ -231,7 +249,7 @@ class Context(Exchange):
             if self.observer is None:
                 carry, result = turn(carry, member, own)
                 return (carry, counts), result
-            actions.append(self.observer.counting(turn, self.num_clients, member))
+            actions.append(Counting(self.observer, turn, self.num_clients, member))
             (carry, result), more = actions[-1](carry, member, own)
             return (carry, jax.tree.map(jnp.add, counts, more)), result
 
@@ -240,7 +258,7 @@ class Context(Exchange):
             counts = dict.fromkeys(COUNTS, none)
         (carry, counts), results = jax.lax.scan(one, (carry, counts), order)
         if self.observer is not None:
-            self.observer.add(counts, actions[-1])
+            add_counts(self.observer, counts, actions[-1])
         back = jnp.argsort(order)
         return carry, jax.tree.map(lambda leaf: leaf[back, 0], results)
 

@@ -9,11 +9,11 @@ from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
-from fedjax_pfl.core.round_observer import UNTRUE
+from fedjax_pfl.core.round_observer import Upload
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
 from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.errors import UndeclaredRelease
+from fedjax_pfl.utils.errors import UNCOUNTED, UncountedRelease
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
 
@@ -47,21 +47,22 @@ class Exchange(RoundInfo):
           compressed: False for uploads that are recorded as `numbers_up` instead of as copies of
             the model's blocks; compressors leave them as they are.
         """
-        stage = self.federation.uploads
-        if stage is None:
-            return values
         cohort, private = self.cohort if cohort is None else cohort, None
         privacy = self.federation.privacy
         costs = privacy is not None and privacy.unit == "client"
         if costs and self.outside:
-            raise UndeclaredRelease(
-                f"The upload {what!r} in {self.outside} is not counted, which {UNTRUE}: call "
-                "ctx.upload in a round."
+            raise UncountedRelease(
+                f"The upload {what!r} in {self.outside} {UNCOUNTED}: call ctx.upload in a round."
             )
         if self.observer is not None:
-            self.observer.record_upload(what, cohort, costs)
-            if self.observer.amplified:
-                cohort = self.observer.drawn(cohort)
+            leaves = jax.tree.leaves(values)
+            counts = any(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves)
+            self.observer.record_upload(Upload(what, compressed, counts), cohort, costs)
+        stage = self.federation.uploads
+        if stage is None:
+            return values
+        if self.observer is not None and self.observer.amplified:
+            cohort = self.observer.drawn(cohort)
         if isinstance(values, dict) and "params" in values:
             values, private = self.plan.split(values)
         held = reference.model if isinstance(reference, Broadcast) else reference
@@ -70,7 +71,7 @@ class Exchange(RoundInfo):
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
         key = keys.of_mechanism(self.key_for(f"upload/{what}"), self.learning_rate)
-        if self.knows_num_rounds:  # with more rounds the run starts over
+        if self.rounds_in_noise:  # with more rounds the run starts over
             key = jax.random.fold_in(key, self.total_rounds)
         info = UploadInfo(
             cohort.ids,

@@ -16,7 +16,6 @@ from fedjax_pfl.aggregation.sharing import Rule, describe_rule
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
@@ -40,19 +39,12 @@ class Algorithm:
       batch_norm: default policy of shared normalization layers, if the federation does not set one.
       needs_validation: whether the algorithm uses validation samples; federations and new clients
         without any are refused.
-      depends_on_num_rounds: whether a round depends on the total number of rounds. Only such an
-        algorithm may read `ctx.num_rounds`, and a run that is given more rounds starts over.
       sees: what the server needs of uploads: "nothing", "sums" (one or several weighted sums, as
         secure aggregation provides), or single "models".
       robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
       equal_sums: whether the server's sums have equal weights although `robust` is not "mean", so
         that distributed noise and secure aggregation fit.
-      uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
-        most; each is a release of client-level differential privacy.
-      uploads_models: whether uploads include models or updates, which a compressor can act on.
-      uploads_counts: whether uploads include whole numbers, such as counts of samples, which noise
-        and fixed-point numbers do not cover.
       also_sent: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",), or what they ask for. Noise and compression of uploads do not apply to
         it. With `needs_validation` it depends on validation samples, not on training samples.
@@ -64,7 +56,6 @@ class Algorithm:
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
       models_read_samples: whether `models` needs samples of its clients.
-      reuses_keys: whether a round trains twice with the same key, hence on the same minibatches.
       needs_classes: whether the algorithm uses class labels; federations without classes, as in
         regression, are refused.
       takes_ranks: whether clients may have adapters of different rank (`lora_ranks`).
@@ -81,18 +72,13 @@ class Algorithm:
     needs_validation: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     takes_ranks: ClassVar[bool] = False
-    depends_on_num_rounds: ClassVar[bool] = False
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     equal_sums: ClassVar[bool] = False
-    uploads_per_round: ClassVar[int] = 1
-    uploads_models: ClassVar[bool] = True
-    uploads_counts: ClassVar[bool] = False
     also_sent: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"
     models_read_samples: ClassVar[bool] = False
-    reuses_keys: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
         """Return the rule of shared leaves; override it if it depends on static hyperparameters."""
@@ -201,24 +187,6 @@ class Algorithm:
     def served_clients(self, ctx: Context) -> PerClient:
         """Return which clients have models, bool [N]; means are taken over them."""
         return jnp.ones((ctx.num_clients,), bool)
-
-    def schedules(self, federation: Federation) -> tuple[Schedule, ...]:
-        """Return the schedules of a round's local training, from which its steps are counted."""
-        return (federation.schedule,)
-
-    def gradients_per_batch(self) -> int:
-        """Return how many gradients are computed on each minibatch, for privacy accounting."""
-        return 1
-
-    def max_gradients(self, federation: Federation, rounds: int) -> np.ndarray:
-        """Return an upper bound on the minibatch gradients of each client in `rounds`, int64 [N].
-
-        Rounds record them as "local_steps", and `dp_epsilon` is divided over them. The default is
-        `gradients_per_batch` on every minibatch of `schedules`.
-        """
-        sizes = np.asarray(federation.data.train.size).astype(np.int64)
-        batches = (s.batches_per_step * s.total_steps(sizes) for s in self.schedules(federation))
-        return np.asarray(rounds * self.gradients_per_batch() * sum(batches), np.int64)
 
     def adaptation(self) -> Adaptation | None:
         """Return the local steps that precede scoring of the personalized model, or None."""

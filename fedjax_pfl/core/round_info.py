@@ -15,7 +15,6 @@ from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Model, PerClient, PerMember, Rows, Scalar, Stack, Tree
 
 
@@ -29,7 +28,7 @@ class RoundInfo:
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
       total_rounds: int32, the number of rounds; traced. Algorithms read it as `num_rounds`, which
-        checks that they may.
+        is noted.
       cohort: the clients that take part.
       observer: counts a round's forward passes and local steps, or None.
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
@@ -38,7 +37,9 @@ class RoundInfo:
       outside: name of a function that runs outside of rounds, in which nothing is counted that
         costs privacy; "" in rounds.
       reader: reads rows of clients whose state is not on the device (`trees.PartialLeaf`), or None.
-      knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
+      rounds_in_noise: whether noise depends on the number of rounds: for algorithms that read it,
+        which start over if a run is given more.
+      asked: a set that gets the name "num_rounds" when an algorithm reads it, or None.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
     """
 
@@ -52,7 +53,8 @@ class RoundInfo:
     memory: UploadMemory | None = None
     outside: str = ""
     reader: Callable[..., Any] | None = None
-    knows_num_rounds: bool = True
+    rounds_in_noise: bool = False
+    asked: set[str] | None = None
     replicated: list[tuple[Any, Any]] | None = None
 
     @property
@@ -63,14 +65,10 @@ class RoundInfo:
     def num_rounds(self) -> Scalar:
         """int32, the number of rounds of the run; traced.
 
-        Raises:
-          InputError: the algorithm does not declare `depends_on_num_rounds`.
+        An algorithm that reads it starts over if a run is given more rounds.
         """
-        if not self.knows_num_rounds:
-            raise InputError(
-                "ctx.num_rounds needs the class attribute depends_on_num_rounds = True, so that a "
-                "run extended by more rounds begins again instead of continuing."
-            )
+        if self.asked is not None:
+            self.asked.add("num_rounds")
         return self.total_rounds
 
     @property

@@ -1,9 +1,8 @@
 """What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,63 @@ import numpy as np
 
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.utils.errors import UndeclaredRelease
+from fedjax_pfl.utils.errors import UNCOUNTED, UncountedRelease
 from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
-UNTRUE = "would state a false epsilon"  # end of sentences
-OWN_LOOP = "in a loop, branch or jit of an algorithm's own, whose number of executions is unknown,"
+OWN_LOOP = "in a loop, branch or jit of an algorithm's own"
+
+
+class NoisyTraining(NamedTuple):
+    """A local loop with noisy gradients in a round.
+
+    Attributes:
+      minibatches: purpose of the key that draws its minibatches.
+      schedule: the loop's schedule.
+      gradients: of one local step.
+      per_batch: the most of them on one minibatch.
+      at_most: functions of the number of rounds, each of which bounds in how many it happens.
+    """
+
+    minibatches: str
+    schedule: Schedule
+    gradients: int
+    per_batch: int
+    at_most: tuple[Callable[[int], int], ...] = ()
+
+    def times(self, rounds: int) -> int:
+        """Return in how many of `rounds` rounds it happens, at most."""
+        return min(rounds, *(bound(rounds) for bound in self.at_most), rounds)
+
+
+class Upload(NamedTuple):
+    """A call of `Context.upload` in a round.
+
+    Attributes:
+      what: its name.
+      compressed: whether compressors act on it.
+      counts: whether it includes whole numbers, which noise and fixed-point numbers do not cover.
+    """
+
+    what: str
+    compressed: bool
+    counts: bool
+
+
+class RoundFacts(NamedTuple):
+    """What a round does, found by tracing it.
+
+    Attributes:
+      schedules: of its local loops over training samples.
+      trainings: its local loops with noisy gradients.
+      uploads: what members send.
+      reads_num_rounds: whether it depends on the number of rounds.
+    """
+
+    schedules: frozenset[Schedule]
+    trainings: tuple[NoisyTraining, ...]
+    uploads: tuple[Upload, ...]
+    reads_num_rounds: bool
 
 
 class RoundObserver:
@@ -35,11 +85,11 @@ class RoundObserver:
         finite; None if nothing was scattered.
       steps: int32 [N], local steps of `Context.train` and `Context.full_gradient`, or None; under
         sample-level privacy also gradients with noise of `Context.run_clients`.
-      schedules: schedules used by `Context.train`.
-      purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
-      minibatches: purposes of the trainings with noisy gradients, which draw minibatches by them.
-      noisy_schedules: their schedules.
-      uploads: what was sent, by each call of `Context.upload`.
+      schedules: schedules of local loops over training samples.
+      purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches,
+        without those that take minibatches a second time on purpose.
+      trainings: local loops with noisy gradients.
+      uploads: calls of `Context.upload`.
       sums: calls of `Context.aggregate` under distributed noise.
       amplified: whether the stated epsilon counts on who is drawn.
       sent: int32 [N], uploads that cost privacy, or None.
@@ -60,9 +110,8 @@ class RoundObserver:
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
-        self.minibatches: list[str] = []
-        self.noisy_schedules: set[Schedule] = set()
-        self.uploads: list[str] = []
+        self.trainings: list[NoisyTraining] = []
+        self.uploads: list[Upload] = []
         self.sums = 0
         self.amplified = False
         self.sent: jax.Array | None = None
@@ -71,8 +120,8 @@ class RoundObserver:
         self.weights: jax.Array | None = None
         self.counted = trace_state()
         self.sender: Cohort | None = None
-        self._trainings = self._calls = 0
-        self._noisy = False
+        self._trainings = 0
+        self._calls = self._noisy = (0, 0)
         self._trace = trace_state()
 
     def count_forward(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -117,92 +166,75 @@ class RoundObserver:
     def _add_steps(self, taken: PerClient) -> None:
         self.steps = taken if self.steps is None else self.steps + taken
 
-    def count_calls(self, most: int) -> None:
-        """Note that a local step computes at least `most` gradients with noise."""
-        self._calls = max(self._calls, most)
+    def count_calls(self, total: int, per_batch: int) -> None:
+        """Note the gradients with noise of a local step so far, and the most on one minibatch."""
+        before = self._calls
+        self._calls = max(before[0], total), max(before[1], per_batch)
 
     def count_gradients(self, rows: Rows, steps: jax.Array, num_clients: int) -> None:
         """Add the gradients with noise of a local loop of `steps` [M] of the clients `rows` [M].
 
         Raises:
-          UndeclaredRelease: there are some, and how often the loop runs is unknown, or a client may
+          UncountedRelease: there are some, and how often the loop runs is unknown, or a client may
             be in it twice.
         """
-        calls, self._calls = self._calls, 0
-        self._noisy = calls > 0
-        if not self._noisy:
+        self._noisy, self._calls = self._calls, (0, 0)
+        total, _ = self._noisy
+        if not total:
             return
         if self.outside:
-            raise UndeclaredRelease(
-                f"Local training in {self.outside} is not counted, which {UNTRUE}: train in a "
-                "round."
+            raise UncountedRelease(
+                f"Local training in {self.outside} {UNCOUNTED}: train in a round."
             )
         if trace_state() != self.counted:
-            raise UndeclaredRelease(
-                f"Local training {OWN_LOOP} {UNTRUE}: train outside of it, or "
-                "within ctx.when or ctx.in_turn."
+            raise UncountedRelease(
+                f"Local training {OWN_LOOP} {UNCOUNTED}: train outside of it, or within ctx.when "
+                "or ctx.in_turn."
             )
         everyone = isinstance(rows, np.ndarray) and len(set(rows.tolist())) == len(rows)
         self._check_members("Local training", rows, everyone)
-        taken = jnp.zeros((num_clients,), jnp.int32).at[rows].add((calls * steps).astype(jnp.int32))
+        taken = jnp.zeros((num_clients,), jnp.int32).at[rows].add((total * steps).astype(jnp.int32))
         self._add_steps(taken)
 
-    def record_upload(self, what: str, cohort: Cohort, private: bool) -> None:
+    def record_upload(self, upload: Upload, cohort: Cohort, private: bool) -> None:
         """Record what the members of a cohort send.
 
         Args:
-          what: the name of the upload.
+          upload: what is sent.
           cohort: who sends.
           private: whether each upload costs privacy.
 
         Raises:
-          UndeclaredRelease: it costs privacy, and how often a member sends it is unknown.
+          UncountedRelease: it costs privacy, and how often a member sends it is unknown.
         """
+        what = f"The upload {upload.what!r}"
         if private and trace_state() != self.counted:
-            raise UndeclaredRelease(
-                f"The upload {what!r} {OWN_LOOP} {UNTRUE}: call ctx.upload "
-                "outside of it, or within ctx.when or ctx.in_turn."
+            raise UncountedRelease(
+                f"{what} {OWN_LOOP} {UNCOUNTED}: call ctx.upload outside of it, or within ctx.when "
+                "or ctx.in_turn."
             )
-        self.uploads.append(what)
+        self.uploads.append(upload)
         if not private:
             return
-        self._check_members(f"The upload {what!r}", cohort.rows, cohort.in_place)
+        self._check_members(what, cohort.rows, cohort.in_place)
         none = jnp.zeros((cohort.num_clients,), jnp.int32)
         sent = none if self.sent is None else self.sent
         self.sent = sent.at[cohort.rows].add(cohort.mask.astype(jnp.int32))
 
     def _check_members(self, what: str, rows: Rows, in_place: bool) -> None:
-        """Raise `UndeclaredRelease` unless `rows` are of clients that can't be there twice."""
+        """Raise `UncountedRelease` unless `rows` are of clients that can't be there twice."""
         allowed = self.cohort if self.sender is None else self.sender
         if allowed is None or rows is allowed.rows or (in_place and self.sender is None):
             return
         if self.sender is not None:
-            raise UndeclaredRelease(
+            raise UncountedRelease(
                 f"{what} within ctx.in_turn must be of the member whose turn it is, in no second "
                 "ctx.in_turn: pass the member's cohort."
             )
-        raise UndeclaredRelease(
-            f"{what} is of clients by their rows, of which two may be one with the same noise, and "
-            f"{UNTRUE}: pass ctx.cohort, a part of it by cohort.masked, or ctx.cohort_of()."
+        raise UncountedRelease(
+            f"{what} is of clients by their rows, of which two may be one with the same noise: "
+            "pass ctx.cohort, a part of it by cohort.masked, or ctx.cohort_of()."
         )
-
-    def counting(
-        self, action: Callable[..., Any], num_clients: int, sender: Cohort | None = None
-    ) -> "Counting":
-        """Return a branch, or the body of a loop, that returns (its result, what is counted)."""
-        return Counting(self, action, num_clients, sender)
-
-    def add(self, counts: dict[str, PerClient], *actions: "Counting") -> None:
-        """Add what traced actions count, of which one was executed, or one for each member."""
-        for name, count in counts.items():
-            if any(name in action.counts for action in actions):
-                before = getattr(self, name)
-                setattr(self, name, count if before is None else before + count)
-        for name in NAMES:
-            most = Counter[str]()
-            for action in actions:
-                most |= Counter(action.names[name])
-            setattr(self, name, [*getattr(self, name), *most.elements()])
 
     def next_noise_index(self) -> int:
         """Return the index of the next local training, folded into the key of its noise."""
@@ -219,66 +251,30 @@ class RoundObserver:
         changed = jnp.any(jnp.abs(after - before) > 1e-3 * jnp.max(jnp.abs(before)))
         self.rule_acted = changed if self.rule_acted is None else self.rule_acted | changed
 
-    def record_minibatches(self, purpose: str, schedule: Schedule) -> None:
-        """Record the purpose and the schedule of a local loop if it computed noisy gradients."""
-        if self._noisy:
-            self.minibatches.append(purpose)
-            self.noisy_schedules.add(schedule)
-        self._noisy = False
+    def record_loop(self, minibatches: str, schedule: Schedule, training: bool = True) -> None:
+        """Record a local loop and the noisy gradients that it computed.
 
-    def record_training(self, purpose: str, schedule: Schedule) -> None:
-        """Record the purpose and the schedule of a call of `Context.train`."""
-        self.schedules.add(schedule)
+        Args:
+          minibatches: purpose of the key that draws its minibatches.
+          schedule: the loop's schedule.
+          training: whether it is over the clients' training samples.
+
+        Raises:
+          UncountedRelease: there are gradients with noise, on minibatches that are not drawn as
+            accounting needs it.
+        """
+        (total, per_batch), self._noisy = self._noisy, (0, 0)
+        if training:
+            self.schedules.add(schedule)
+        if total and not (training and schedule.shuffle):
+            raise UncountedRelease(
+                f"Local training on minibatches of {schedule} that are not drawn at random from a "
+                f"client's training samples {UNCOUNTED}: take a shuffled schedule, and no split."
+            )
+        if total:
+            self.trainings.append(NoisyTraining(minibatches, schedule, total, per_batch))
+
+    def record_purpose(self, purpose: str) -> None:
+        """Record the purpose of a call of `Context.train`."""
         if trace_state() == self._trace:
             self.purposes.append(purpose)
-
-
-COUNTS, NAMES = ("steps", "forward_samples", "sent"), ("uploads", "minibatches")
-WHERE = (*NAMES, "weights", "counted", "sender")
-
-
-class Counting:
-    """A branch, or the body of a loop, whose local steps, forward passes and uploads are counted.
-
-    Args:
-      observer: the observer of the round.
-      action: what is called.
-      num_clients: N.
-      sender: the member whose turn it is, or None.
-
-    Attributes:
-      counts: which of `COUNTS` there are, once it is traced.
-      names: what was sent, and the purposes of trainings with noise.
-    """
-
-    def __init__(
-        self,
-        observer: RoundObserver,
-        action: Callable[..., Any],
-        num_clients: int,
-        sender: Cohort | None = None,
-    ):
-        self.observer, self.action, self.num_clients = observer, action, num_clients
-        self.sender, self.counts, self.names = sender, set[str](), dict[str, list[str]]()
-
-    def __call__(self, *operands: Any) -> tuple[Any, dict[str, PerClient]]:
-        """Return (the action's result, its counts, int32 [N] each)."""
-        observer = self.observer
-        held = {name: getattr(observer, name) for name in (*COUNTS, *WHERE)}
-        sender = self.sender if observer.sender is None else observer.sender
-        if self.sender is not None and observer.sender is not None:
-            # Nobody: the turns within each member's turn are as many as members.
-            sender = replace(self.sender, rows=jnp.zeros(0, jnp.int32))
-        vars(observer).update(dict.fromkeys(COUNTS), weights=None, sender=sender)
-        vars(observer).update({name: [] for name in NAMES})
-        observer.counted = trace_state()
-        try:
-            result = self.action(*operands)
-            found = {name: getattr(observer, name) for name in COUNTS}
-            # Some transformations trace twice: the last time counts.
-            self.counts = {name for name, count in found.items() if count is not None}
-            self.names = {name: getattr(observer, name) for name in NAMES}
-        finally:
-            vars(observer).update(held)
-        none = jnp.zeros((self.num_clients,), jnp.int32)
-        return result, {name: none if count is None else count for name, count in found.items()}

@@ -12,13 +12,13 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.round_observer import UNTRUE, RoundObserver
+from fedjax_pfl.core.round_observer import RoundFacts, RoundObserver
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import check_update
 from fedjax_pfl.uploads.accounting import noise_for_each, training_releases
-from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
+from fedjax_pfl.utils.errors import InputError
 
 POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
 
@@ -80,47 +80,19 @@ def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
         )
 
 
-def with_declared_gradients(algorithm: Algorithm, ctx: Context, observer: RoundObserver) -> Context:
-    """Return the context in which gradients are counted, no more than declared in a local step."""
-    federation = ctx.federation
-    if federation.sample_privacy is None:
+def with_counted_gradients(ctx: Context, observer: RoundObserver) -> Context:
+    """Return the context in which an observer counts gradients with noise."""
+    privacy = ctx.federation.sample_privacy
+    if privacy is None:
         return ctx
-    batches = max((one.batches_per_step for one in algorithm.schedules(federation)), default=1)
-    most = algorithm.gradients_per_batch() * batches
-    privacy = replace(federation.sample_privacy, most_calls=most, observer=observer)
-    return replace(ctx, federation=replace(federation, sample_privacy=privacy))
-
-
-def check_minibatches_declared(
-    algorithm: Algorithm, federation: Federation, observer: RoundObserver
-) -> None:
-    """Raise `UndeclaredRelease` if a round trains on minibatches that are accounted otherwise."""
-    name, most = algorithm.name, algorithm.gradients_per_batch() if algorithm.reuses_keys else 1
-    for purpose, count in Counter(observer.minibatches).items():
-        if count > most:
-            raise UndeclaredRelease(
-                f"A round of {name} trains {count} times on the minibatches of {purpose!r}, which "
-                f"{UNTRUE}: give each training another purpose=, or declare reuses_keys = True and "
-                "the number in gradients_per_batch()."
-            )
-    declared = algorithm.schedules(federation)
-    for used in observer.noisy_schedules:
-        covered = [
-            one.batch_size >= used.batch_size
-            and one.batches_per_step <= used.batches_per_step
-            and one.poisson == used.poisson
-            for one in declared
-        ]
-        if not (used.shuffle and any(covered)):
-            raise UndeclaredRelease(
-                f"A round of {name} trains with {used}, whose minibatches are larger or drawn "
-                f"otherwise than those of schedules(federation), which {UNTRUE}: add it there."
-            )
+    privacy = replace(privacy, observer=observer)
+    return replace(ctx, federation=replace(ctx.federation, sample_privacy=privacy))
 
 
 def noise_within(
     epsilon: float,
     algorithm: Algorithm,
+    facts: RoundFacts,
     *,
     federation: Federation,
     rounds: int,
@@ -131,28 +103,51 @@ def noise_within(
     It is computed for the case that a client takes part in every round, with each adaptation of its
     final model. A client that is absent in some rounds spends less.
 
+    Args:
+      epsilon: of the whole run.
+      algorithm, facts, federation, adapt: see `releases`.
+      rounds: of the run.
+
     Raises:
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
     assert federation.sample_privacy is not None
-    plan = releases(algorithm, federation, adapt)
-    counts = algorithm.max_gradients(federation, rounds).tolist()
+    plan = releases(algorithm, federation, facts, adapt)
+    counts = most_gradients(federation, facts, rounds).tolist()
     wanted = [training_releases(plan, 1.0, client, count) for client, count in enumerate(counts)]
     noise = noise_for_each(epsilon, federation.sample_privacy.delta, wanted)
     return np.asarray(noise, federation.task.dtype)
 
 
+def most_gradients(federation: Federation, facts: RoundFacts, rounds: int) -> np.ndarray:
+    """Return how many gradients with noise a client computes in `rounds` at most, int64 [N]."""
+    sizes = np.asarray(federation.data.train.size).astype(np.int64)
+    count = np.zeros_like(sizes)
+    for one in facts.trainings:
+        steps = one.schedule.fitting(federation.data.train.capacity).total_steps(sizes)
+        count = count + one.times(rounds) * one.gradients * steps
+    return count
+
+
 def releases(
-    algorithm: Algorithm, federation: Federation, adapt: Adaptation | None = None
+    algorithm: Algorithm,
+    federation: Federation,
+    facts: RoundFacts,
+    adapt: Adaptation | None = None,
 ) -> dict[str, Any]:
     """Return what clients release, as plain lists and numbers that a result keeps.
+
+    Args:
+      algorithm, federation: what is simulated.
+      facts: of a round of it.
+      adapt: the adaptation of copies before they are scored, or None.
 
     Returns:
       sampling: the assumption of the accounting, in words.
       sizes: [N], training samples of each client.
       rates: [N], probability that a sample is in a minibatch; the highest of all schedules.
       most: samples to which a Poisson minibatch is cut, or None.
-      per_batch: gradients computed on each minibatch.
+      per_batch: gradients computed on each minibatch, the most of all trainings.
       adapted: [rates [N], most, numbers of minibatches [N]] of each adaptation of the final model.
     """
     sizes = np.asarray(federation.data.train.size).astype(np.int64)
@@ -171,13 +166,17 @@ def releases(
     def most(schedule: Schedule) -> int | None:
         return schedule.fitting(capacity).slots(capacity) if schedule.poisson else None
 
-    local, cuts = federation.schedule, [most(one) for one in algorithm.schedules(federation)]
+    per_batch = Counter[str]()
+    for one in facts.trainings:  # several with one purpose are on the same minibatches
+        per_batch[one.minibatches] += one.per_batch
+    schedules = {one.schedule for one in facts.trainings} or {federation.schedule}
+    cuts = [most(one) for one in schedules]
     return {
-        "sampling": POISSON if local.poisson else ACCOUNTED,
+        "sampling": POISSON if all(one.poisson for one in schedules) else ACCOUNTED,
         "sizes": sizes.tolist(),
-        "rates": np.max([rates(one) for one in algorithm.schedules(federation)], axis=0).tolist(),
+        "rates": np.max([rates(one) for one in schedules], axis=0).tolist(),
         "most": max((cut for cut in cuts if cut is not None), default=None),
-        "per_batch": algorithm.gradients_per_batch(),
+        "per_batch": max(per_batch.values(), default=1),
         "adapted": [
             [rates(one).tolist(), most(one), one.total_steps(sizes).tolist()] for one in adaptations
         ],

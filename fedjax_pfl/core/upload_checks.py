@@ -7,18 +7,20 @@ import numpy as np
 from fedjax_pfl.aggregation.aggregators import check_aggregator
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.round_observer import RoundFacts
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.uploads.accounting import require_library
 from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.errors import InputError
 
 
-def check_uploads(algorithm: Algorithm, federation: Federation) -> None:
+def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFacts) -> None:
     """Check that an algorithm can be run with a federation's upload stage and robust rule.
 
     Args:
       algorithm: with its hyperparameters.
       federation: prepared by the algorithm.
+      facts: of a round.
 
     Raises:
       InputError: an option does not fit the algorithm or another option.
@@ -37,14 +39,15 @@ def check_uploads(algorithm: Algorithm, federation: Federation) -> None:
             "attack": stage.attack,
         }
     active = [option for option, value in options.items() if value is not None]
-    if active and (algorithm.sees == "nothing" or not any(federation.plan.shared)):
+    if active and not (facts.uploads and any(federation.plan.shared)):
         raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
     if not isinstance(stage, Uploads):
         return
-    if stage.compressor is not None and not algorithm.uploads_models:
+    compressible = any(upload.compressed for upload in facts.uploads)
+    if stage.compressor is not None and not compressible:
         raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
     option = "dp" if "dp" in active else "secure_bits"
-    if option in active and algorithm.uploads_counts:
+    if option in active and any(upload.counts for upload in facts.uploads):
         raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
     if option in active and algorithm.also_sent:
         raise InputError(

@@ -13,11 +13,13 @@ from fedjax_pfl.core import checks
 from fedjax_pfl.core.algorithm_registry import validate
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.sample_privacy import check_sample_privacy
 from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_progress
 from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, one_run, served
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import check_update
@@ -66,8 +68,15 @@ def checked_program(
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)
-    check_uploads(algorithm, federation)
-    runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt)
+    check_sample_privacy(algorithm, federation)
+    parts = federation.uploads, federation.aggregator, federation.sample_privacy
+    facts = None
+    if any(part is not None for part in parts) or not federation.schedule.shuffle:
+        facts = round_facts(one_run(algorithm), federation)
+        check_uploads(algorithm, federation, facts)
+        for schedule in facts.schedules:
+            schedule.check_counts(federation.data.train.capacity, rounds)
+    runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt, facts)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
     added = federation.training.extra_loss
@@ -81,7 +90,7 @@ def checked_program(
         scored = _benign_rows(runs, federation)
     else:
         scored = _scored_rows(score_clients, runs, federation)
-    program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
+    program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored, facts)
     return offloaded_program(program) if federation.execution.client_state == "host" else program
 
 
@@ -143,13 +152,7 @@ def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -
     if not algorithm.has_step(federation).any():
         raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
     capacity = federation.data.train.capacity
-    for schedule in algorithm.schedules(federation):
-        schedule.check_counts(capacity, rounds)
-        if schedule.poisson and schedule.batches_per_step > 1:
-            raise InputError(
-                f"{algorithm.name} takes {schedule.batches_per_step} minibatches in a step, and "
-                "batch_order 'poisson' draws one: take another batch_order."
-            )
+    federation.schedule.check_counts(capacity, rounds)
     for how in filter(None, (adapt, algorithm.adaptation())):
         how.schedule(federation.schedule).check_counts(capacity)
 

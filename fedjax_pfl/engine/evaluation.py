@@ -36,7 +36,7 @@ def named_models(
       RowsNotOnDevice: the models need other rows of these.
       InputError: see `while_traced`.
       TypeError: "personalized" is missing, or a stack does not match the clients `rows`.
-      UndeclaredRelease: see `outside_rounds`.
+      UncountedRelease: see `outside_rounds`.
     """
     state = with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
     with while_traced(algorithm, "models"):

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from fedjax_pfl.core.round_observer import RoundFacts
 from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.compiled import Chunk
 from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
+from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.engine.runs import Runs
 from fedjax_pfl.engine.state_sharding import (
     is_padded,
@@ -40,6 +42,7 @@ class Program:
       capacity: rounds that the buffers of one call hold.
       adapt: the adaptation of copies before they are scored, or None.
       scored: rows of the clients whose models are scored, or None for all.
+      facts: what rounds of the algorithm do; None until it is needed.
     """
 
     runs: Runs
@@ -49,10 +52,16 @@ class Program:
     capacity: int = 50
     adapt: Adaptation | None = None
     scored: tuple[int, ...] | None = None
+    facts: RoundFacts | None = None
 
     @property
     def num_runs(self) -> int:
         return len(self.runs.seed)
+
+    def round_facts(self) -> RoundFacts:
+        """Return what rounds of the algorithm do; the first one is traced unless it was before."""
+        first = jax.tree.map(lambda leaf: leaf[0], self.runs)
+        return self.facts or round_facts(first, self.federation)
 
     def held(self) -> Memory:
         """Return the device memory of data and states; nothing is compiled."""

@@ -87,8 +87,8 @@ def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str,
         "clip": of_settings("dp_clip"),
         "noise": of_settings("dp_noise"),
         **(
-            client_releases(algorithm, federation)
+            client_releases(algorithm, federation, program.round_facts())
             if federation.sample_privacy is None
-            else releases(algorithm, federation, program.adapt)
+            else releases(algorithm, federation, program.round_facts(), program.adapt)
         ),
     }

@@ -287,7 +287,7 @@ def _check_alike(mark: dict[str, str]) -> None:
 
 def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     """Return whether the first `done` rounds would differ in a run of `before` rounds."""
-    if program.runs.algorithm.depends_on_num_rounds:
+    if program.round_facts().reads_num_rounds:
         return True
     if "dp_epsilon" in program.runs.numbers:
         return True  # the noise of an epsilon is that of all rounds

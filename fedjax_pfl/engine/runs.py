@@ -14,8 +14,10 @@ from fedjax_pfl.core.algorithm_registry import is_static, validate
 from fedjax_pfl.core.client_privacy import client_noise_within
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.sample_privacy import check_sample_privacy, noise_within
+from fedjax_pfl.core.round_observer import RoundFacts
+from fedjax_pfl.core.sample_privacy import noise_within
 from fedjax_pfl.core.upload_checks import check_noise
+from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
@@ -26,7 +28,7 @@ from fedjax_pfl.federation.threat_options import STRENGTHS
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
-from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Scalar, Tree
 
 MAX_RUNS = 2**16  # seeds times settings, however small the model
@@ -41,12 +43,14 @@ class Runs:
       seed: uint32; varies initialization, cohorts and batches.
       numbers: used instead of the federation's of these names, see `number_paths`.
       backbone: leaves of the network that no client's model holds, if they are there already.
+      rounds_in_noise: see `RoundInfo`.
     """
 
     algorithm: Algorithm
     seed: Scalar
     numbers: dict[str, Scalar]
     backbone: Tree = None
+    rounds_in_noise: bool = static(default=False)
 
     def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
         """Return round `t` of `total` as this run's context."""
@@ -56,12 +60,11 @@ class Runs:
             cohort = replace(cohort, keeps_failed=True)
         prepared = with_numbers(self._with_backbone(federation, key), self.numbers)
         prepared = replace(prepared, data=prepared.data.at_round(t))
-        knows = self.algorithm.depends_on_num_rounds
         privacy = prepared.sample_privacy
         if privacy is not None:  # where a longer run starts over, it has other noise
-            position = (prepared.training.rate(t, total), *[total] * knows)
+            position = (prepared.training.rate(t, total), *[total] * self.rounds_in_noise)
             prepared = replace(prepared, sample_privacy=replace(privacy, position=position))
-        return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
+        return Context(prepared, key, t, total, cohort, rounds_in_noise=self.rounds_in_noise)
 
     def with_backbone(self, federation: Federation) -> "Runs":
         """Return the run with its backbone, so that rounds need not compute it again."""
@@ -73,6 +76,12 @@ class Runs:
         if self.backbone is not None:
             return replace(federation, backbone=self.backbone)
         return federation.with_backbone(key)
+
+
+def one_run(algorithm: Algorithm) -> Runs:
+    """Return a single run with the federation's numbers, for tracing."""
+    seed: Any = np.uint32(0)
+    return Runs(algorithm, seed, {})
 
 
 def over_runs(
@@ -137,11 +146,13 @@ def make_runs(
     settings: Mapping[str, Sequence[Any]] | None = None,
     rounds: int = 1,
     adapt: Adaptation | None = None,
+    facts: RoundFacts | None = None,
 ) -> Runs:
     """Return all combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
     Args:
       rounds, adapt: of the simulation, over which a `dp_epsilon` is divided.
+      facts: of the algorithm's rounds, if they are known.
 
     Raises:
       InputError: an unknown or static setting, an invalid value, or unequal lengths.
@@ -154,7 +165,13 @@ def make_runs(
     if federation.sample_privacy is not None:
         noise = partial(noise_within, federation=federation, rounds=rounds, adapt=adapt)
     variants = [
-        _variant(algorithm, federation, {name: v[h] for name, v in settings.items()}, noise)
+        _variant(
+            algorithm,
+            federation,
+            {name: values[h] for name, values in settings.items()},
+            noise,
+            None if settings else facts,
+        )
         for h in range(count)
     ]
     grid = [replace(variant, seed=np.uint32(seed)) for seed in seeds for variant in variants]
@@ -264,24 +281,29 @@ def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) ->
 
 
 def _variant(
-    algorithm: Algorithm, federation: Federation, chosen: dict[str, Any], noise: Callable[..., Any]
+    algorithm: Algorithm,
+    federation: Federation,
+    chosen: dict[str, Any],
+    noise: Callable[..., Any],
+    facts: RoundFacts | None,
 ) -> Runs:
     """Return one setting's algorithm and numbers as host arrays without the axis of runs.
 
-    `noise(epsilon, algorithm)` is the noise multiplier of a `dp_epsilon`.
+    `noise(epsilon, algorithm, facts)` is the noise multiplier of a `dp_epsilon`.
     """
     dtype = federation.task.dtype
     variant = _with_own(algorithm, chosen)
     validate(variant)
     variant.check(federation)
-    check_sample_privacy(variant, federation)
+    if facts is None and federation.privacy is not None:
+        facts = round_facts(one_run(variant), federation)
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
     own = None if federation.privacy is None else federation.privacy.epsilon
     epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else own)
     if epsilon is not None:  # which stays as well: it identifies runs of any number of rounds
-        numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant)}
+        numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant, facts)}
     rule = with_numbers(federation, numbers).aggregator
     if rule is not None:
         rule.validate(int(federation.participation.expected))
@@ -291,7 +313,9 @@ def _variant(
         check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
-    return Runs(variant, seed, numbers)
+    return Runs(
+        variant, seed, numbers, rounds_in_noise=facts is not None and facts.reads_num_rounds
+    )
 
 
 def converted(algorithm: Algorithm) -> Algorithm:

@@ -1,23 +1,73 @@
 """Client metadata for local steps."""
 
-import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.utils.errors import UNCOUNTED, UncountedRelease
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Tree
 
 
 class Calls:
-    """Numbers the gradients of one local step while it is traced."""
+    """Counts and numbers the noisy gradients of one local step while it is traced.
 
-    def __init__(self):
-        self._numbers, self._trace = itertools.count(), trace_state()
+    Args:
+      batches: the step's minibatches.
 
-    def next(self) -> tuple[int, bool]:
-        """Return (the number of the next one from 0, whether it is in a loop or branch)."""
-        return next(self._numbers), trace_state() != self._trace
+    Attributes:
+      total: gradients so far.
+    """
+
+    def __init__(self, batches: Sequence[Batch] = ()):
+        self.total = 0
+        self._of_batch = [(batch.valid, 0) for batch in batches]
+        self._of_parts = 0  # those of other samples, which may be of every minibatch
+        self._times, self._loops, self._trace = 1, (), trace_state()
+
+    @property
+    def per_batch(self) -> int:
+        """The most gradients on one minibatch so far."""
+        return self._of_parts + max((count for _, count in self._of_batch), default=0)
+
+    def next(self, batch: Batch) -> tuple[int | jax.Array, ...]:
+        """Count a gradient on a minibatch; return numbers that no other one of the step has.
+
+        Raises:
+          UncountedRelease: it is in a loop or branch whose executions are not counted.
+        """
+        if trace_state() != self._trace:
+            raise UncountedRelease(
+                f"A gradient with noise in a loop or branch of a local step's own {UNCOUNTED}: "
+                "compute it outside, or in a loop by client.repeat."
+            )
+        number, self.total = self.total, self.total + self._times
+        known = [valid is batch.valid for valid, _ in self._of_batch]
+        if not any(known):
+            self._of_parts += self._times
+        self._of_batch = [
+            (valid, count + self._times * same)
+            for (valid, count), same in zip(self._of_batch, known, strict=True)
+        ]
+        return number, *self._loops
+
+    def repeat(self, count: int, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """Return `lax.fori_loop(0, count, body, carry)`, whose gradients are counted."""
+        before = dict(vars(self))
+
+        def counted(k: jax.Array, carry: Any) -> Any:
+            vars(self).update(before)  # some loops are traced twice: the last time counts
+            self._times, self._loops = self._times * count, (*self._loops, k)
+            self._trace = trace_state()
+            return body(k, carry)
+
+        try:
+            return jax.lax.fori_loop(0, count, counted, carry)
+        finally:
+            vars(self).update({name: before[name] for name in ("_times", "_loops", "_trace")})
 
 
 @struct
@@ -33,7 +83,7 @@ class Client:
       step: int32, index of this step.
       operand: the client's row of `operands`.
       batch_size: int32, expected number of samples of its minibatches.
-      calls: numbers the gradients that are computed in this step, for their noise.
+      calls: counts the noisy gradients that are computed in this step.
     """
 
     row: jax.Array
@@ -45,3 +95,18 @@ class Client:
     operand: Tree
     batch_size: jax.Array | None = None
     calls: Calls | None = static(default=None)
+
+    def repeat(self, count: int, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """Return `lax.fori_loop(0, count, body, carry)` within a local step.
+
+        Sample-level privacy counts its gradients, each with noise of its own; those in other loops
+        and branches of a step are refused.
+
+        Args:
+          count: number of repetitions; not traced.
+          body: `body(k, carry) -> carry`.
+          carry: what passes from one to the next.
+        """
+        if self.calls is None:
+            return jax.lax.fori_loop(0, count, body, carry)
+        return self.calls.repeat(count, body, carry)

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
+from fedjax_pfl.utils.errors import UNCOUNTED, InputError, UncountedRelease
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Scalar
 
@@ -25,8 +27,6 @@ class SamplePrivacy:
       strict: whether minibatches must be drawn as accounted, by Poisson sampling.
       position: numbers of the round that are folded into keys of noise, such as its learning rate:
         runs in which they differ have no noise in common.
-      most_calls: gradients that a local step may compute, as the algorithm declares; None for any
-        number.
       observer: counts gradients with noise while a round is traced (`core.round_observer`), or
         None.
     """
@@ -38,36 +38,27 @@ class SamplePrivacy:
     public_validation: bool = static(default=False)
     strict: bool = static(default=False)
     position: tuple[Any, ...] = ()
-    most_calls: int | None = static(default=None)
     observer: Any = static(default=None)
 
     unit = "sample"
 
-    def check_call(self, call: int, nested: bool) -> None:
-        """Raise `UndeclaredRelease` if a step's gradient, counted from 0, is one too many.
+    def count_gradient(self, client: Client, batch: Batch) -> tuple[int | jax.Array, ...]:
+        """Count a gradient on a minibatch; return numbers that no other one of its step has.
 
-        One that is `nested` in a loop of the step counts as all that are declared; where a single
-        one is declared, it counts twice.
+        Raises:
+          UncountedRelease: how often it is computed is unknown.
         """
-        if self.most_calls is None:
-            return
+        if client.calls is None:
+            if self.observer is None:
+                return (0,)
+            raise UncountedRelease(
+                f"A gradient with noise outside of ctx.train and ctx.run_clients {UNCOUNTED}: "
+                "compute it in a step of ctx.run_clients."
+            )
+        numbers = client.calls.next(batch)
         if self.observer is not None:
-            self.observer.count_calls(self.most_calls if nested else call + 1)
-        count = call + 1 + (nested and self.most_calls == 1)
-        if count > self.most_calls:
-            raise UndeclaredRelease(
-                f"A local step computes at least {count} gradients and gradients_per_batch() "
-                f"declares {self.most_calls}, which would state a false epsilon: return the number "
-                "of gradients on one minibatch there."
-            )
-
-    def check_owner(self, client: Client) -> None:
-        """Raise `UndeclaredRelease` where gradients are counted, and this one is of no step."""
-        if self.observer is not None and client.calls is None:
-            raise UndeclaredRelease(
-                "A gradient with noise outside of ctx.train and ctx.run_clients is not counted, "
-                "which would state a false epsilon: compute it in a step of ctx.run_clients."
-            )
+            self.observer.count_calls(client.calls.total, client.calls.per_batch)
+        return numbers
 
     def noise_of(self, client: Client) -> Scalar:
         """Return the noise multiplier of one client.

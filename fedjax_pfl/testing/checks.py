@@ -175,7 +175,7 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 
 @check
 def recorded_steps(algorithm: Algorithm) -> None:
-    """Check that every step of `ctx.train` is recorded and its schedule in `schedules`."""
+    """Check that every step of `ctx.train` is recorded, and has a random key of its own."""
     check_steps(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
 
 

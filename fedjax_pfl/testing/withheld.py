@@ -21,7 +21,7 @@ from fedjax_pfl.testing.toys import (
 from fedjax_pfl.uploads.stage import MODEL, UploadStage
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.boundary import checked
-from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
+from fedjax_pfl.utils.errors import InputError, UncountedRelease
 from fedjax_pfl.utils.structs import Broadcast, by_field, struct
 from fedjax_pfl.utils.typing import State, Tree
 
@@ -166,7 +166,7 @@ def _unchanged(
     """Assert that runs with `changes` leave the same, without what the clients `apart` have."""
     try:
         before = _run(algorithm, options, federation)
-    except UndeclaredRelease as lie:
+    except UncountedRelease as lie:
         raise AssertionError(str(lie)) from lie
     except InputError as refusal:
         return str(refusal)

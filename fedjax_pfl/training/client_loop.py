@@ -16,6 +16,7 @@ from fedjax_pfl.federation.batching import Schedule, client_key
 from fedjax_pfl.federation.client import Calls, Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Rows, Tree
 
@@ -127,7 +128,7 @@ class _ClientLoop:
         per_order = jnp.maximum(self.schedule.steps_per_order(size), 1)
         return _Span(size, per_order, start, start + count)
 
-    def _client(self, lane: _Lane, k: jax.Array) -> Client:
+    def _client(self, lane: _Lane, k: jax.Array, batches: tuple[Batch, ...] = ()) -> Client:
         span, data = self._span(lane), self.common.data
         return Client(
             row=lane.row,
@@ -138,7 +139,7 @@ class _ClientLoop:
             step=k - span.start,
             operand=lane.operand,
             batch_size=self.schedule.expected_batch(span.size),
-            calls=Calls(),
+            calls=Calls(batches),
         )
 
     def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:
@@ -182,8 +183,9 @@ class _ClientLoop:
             self._fetch(lane, places[m], valid[m], rng, m)
             for m in range(self.schedule.batches_per_step)
         )
+        client = self._client(lane, at.k, batches)
         batches = batches[0] if len(batches) == 1 else batches
-        value = self.step(at.value, batches, rng, common.broadcast, self._client(lane, at.k))
+        value = self.step(at.value, batches, rng, common.broadcast, client)
         return at._replace(k=at.k + 1, value=value)
 
     def _fetch(self, lane: _Lane, places, valid, rng: jax.Array, number: int) -> Batch:
@@ -246,6 +248,11 @@ def run_clients(
     row_devices, given = row_devices_of(federation.data, rows), rows
     rows = jnp.asarray(rows)
     part = federation.data.split(split)
+    if schedule.poisson and schedule.batches_per_step > 1:
+        raise InputError(
+            f"This algorithm takes {schedule.batches_per_step} minibatches in a step, and "
+            "batch_order 'poisson' draws one: take another batch_order."
+        )
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
     sizes = part.size[rows]

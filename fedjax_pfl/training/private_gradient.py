@@ -46,9 +46,8 @@ def private_gradient(
       batch: the minibatch.
       privacy: C and z.
       client: the owner of the minibatch.
-      rng: the step's key. No two calls have the same noise: what the client loop counts in
-        `client.calls`, and `noise_index`, are folded into it. An algorithm's own loop within a step
-        folds its counter into the key that it passes.
+      rng: the step's key. No two calls have the same noise: what `client.calls` numbers, and
+        `noise_index`, are folded into it.
       noise_index: index of the local training in its round.
       trainable: which leaves are trained, a tree of booleans; None for all. Others have the
         gradient 0 without noise.
@@ -78,10 +77,9 @@ def private_gradient(
     shapes = jax.eval_shape(one, places[0, 0])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (loss, total), _ = lax.scan(add, zeros, places)
-    privacy.check_owner(client)
-    call, nested = (0, False) if client.calls is None else client.calls.next()
-    privacy.check_call(call, nested)
-    key = jax.random.fold_in(jax.random.fold_in(noise_key, noise_index), call)
+    key = jax.random.fold_in(noise_key, noise_index)
+    for number in privacy.count_gradient(client, batch):
+        key = jax.random.fold_in(key, number)
     noise = privacy.noise_of(client)
     key = keys.of_mechanism(key, privacy.clip, noise, *privacy.position)
     noisy = _trained(add_noise(total, privacy.clip, noise, key), trainable)

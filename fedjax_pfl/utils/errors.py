@@ -15,6 +15,7 @@ LONGEST = 2000  # characters of a message
 USER_DEFINED = (
     "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
 )
+UNCOUNTED = "is not counted, which would state a false epsilon"  # end of a clause
 MOST = 8  # entries of an array or a list that is shown completely
 
 
@@ -32,8 +33,8 @@ class InputError(ValueError):
         super().__init__(sentence(message) + (f"\n{script}" if script else ""))
 
 
-class UndeclaredRelease(InputError):
-    """A round releases more than its algorithm declares: a stated epsilon would be false."""
+class UncountedRelease(InputError):
+    """A round releases what privacy accounting can't count: a stated epsilon would be false."""
 
 
 class OutputError(OSError):

@@ -60,11 +60,6 @@ test_reference, test_contract = comparison(
 )
 
 
-def test_gradients_per_batch():
-    """A fixed weight of logits, the published code's default, needs no third gradient."""
-    assert algorithm(form="logits", adapt_alpha="never").gradients_per_batch() == 2
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 def test_personalize_trains_both_models_and_keeps_the_servers(form):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import maker
@@ -76,6 +78,6 @@ def test_divergence_of_the_own_model_alone():
 
 def test_personal_epochs_with_local_steps():
     federation = toy_federation(local_steps=5)
-    local, own = algorithm(personal_epochs=2).schedules(federation)
-    assert (local.steps, own.steps, own.epochs) == (5, None, 2)
-    assert algorithm().schedules(federation) == (local, local)
+    facts = round_facts(one_run(algorithm(personal_epochs=2)), federation)
+    assert {(one.steps, one.epochs) for one in facts.schedules} == {(5, 1), (None, 2)}
+    assert len(round_facts(one_run(algorithm()), federation).schedules) == 1

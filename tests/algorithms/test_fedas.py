@@ -1,10 +1,14 @@
 """FedAS against its reference, new clients, and what its alignment and information are of."""
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import maker
@@ -17,11 +21,13 @@ algorithm = maker("fedas")
 def passes(one):
     """Batches of the alignment and, whoever took part before, of one pass over all samples."""
     case = one.case
-    *align, _, once = one.algorithm.schedules(case.federation)
+    usual, epochs = case.federation.schedule, one.algorithm.align_epochs
+    size, once = one.algorithm.align_batch, usual.one_pass()
+    align = replace(usual, epochs=epochs, steps=None, batch_size=size, drop_last=False)
     none = [[[] for _ in range(case.num_clients)]] * case.rounds
     fisher = case.batches("fisher", once, starts=case.everyone)[0]
     return {
-        "align_batches": case.batches("align", align[0]) if align else none,
+        "align_batches": case.batches("align", align) if epochs else none,
         "fisher_batches": [fisher] * case.rounds,
     }
 
@@ -63,10 +69,13 @@ test_reference, test_contract = comparison(
 )
 
 
-def test_schedules_of_alignment_and_information_drop_no_samples():
-    align, usual, once = algorithm(align_batch=3).schedules(toy_federation(drop_last=True))
-    assert usual.drop_last and not align.drop_last and not once.drop_last
-    assert align.batch_size == 3
+def test_alignment_and_information_drop_no_samples():
+    federation = toy_federation(drop_last=True)
+    facts = round_facts(one_run(algorithm(align_batch=3)), algorithm().prepare(federation))
+    assert {(one.batch_size, one.drop_last) for one in facts.schedules if one.shuffle} == {
+        (3, False), (federation.schedule.batch_size, True)
+    }  # fmt: skip
+    assert not any(one.drop_last for one in facts.schedules if not one.shuffle)
 
 
 class EvaluatedOnly(nn.Module):

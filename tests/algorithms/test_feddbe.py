@@ -43,13 +43,6 @@ def check_costs(now):
     now.assert_mean()
 
 
-def check_end(one):
-    prepared = one.algorithm.prepare(one.case.federation)
-    every = [one.options["first_batches"], *one.setting.batches]
-    most = sum(len(own) for of_round in every for own in of_round)
-    assert one.algorithm.max_gradients(prepared, one.case.rounds).sum() == most
-
-
 def check_new_clients(one, made):
     """They train for a round from the server's model, without a bias at first."""
     params, (batches, given) = one.states[-1].server["params"], one.newcomers()
@@ -76,7 +69,6 @@ test_reference, test_contract = comparison(
     steps=(),
     copies=None,
     check=check_costs,
-    finish=check_end,
     new_clients=check_new_clients,
 )
 

@@ -139,7 +139,6 @@ def test_training_has_one_weight_for_all_samples():
 @pytest.mark.costly
 def test_without_adapters_it_is_fedavg():
     one, algorithm = sampled_federation(), pfl.make_algorithm("feddpa", {"weighting": "size"})
-    assert len(algorithm.schedules(one)) == 1
     states, _ = run_rounds(algorithm, one)
     plain, _ = run_rounds(pfl.make_algorithm("fedavg"), one)
     assert_close(states[-1].server, plain[-1].server, "server")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.utils import trees
 from tests.algorithms.comparison import comparison
@@ -61,13 +63,14 @@ test_reference, test_contract = comparison(
 
 
 def test_guidance_schedule():
-    def guidance(**settings):
-        federation = toy_federation(local_steps=7)
-        return pfl.make_algorithm("feddwa", settings).schedules(federation)[-1]
+    def schedules(**settings):
+        feddwa = pfl.make_algorithm("feddwa", settings)
+        return round_facts(one_run(feddwa), federation).schedules
 
-    given = toy_federation(local_steps=7).schedule
-    assert guidance() == guidance(guidance_epochs="none") == given
-    assert guidance(guidance_epochs=4) == replace(given, epochs=4, steps=None)
+    federation = toy_federation(local_steps=7)
+    given = federation.schedule
+    assert schedules() == schedules(guidance_epochs="none") == {given}
+    assert schedules(guidance_epochs=4) == {given, replace(given, epochs=4, steps=None)}
 
 
 @pytest.mark.costly

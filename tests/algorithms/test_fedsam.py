@@ -7,6 +7,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.sample_privacy import releases
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.uploads.accounting import training_releases
 from tests.algorithms.comparison import comparison
@@ -83,7 +85,9 @@ def test_privacy_accounts_for_both_gradients_of_a_batch():
     """Two releases on one minibatch count as one with less noise."""
     federation = toy_federation(validation_size=0, dp="sample", dp_clip=0.5, dp_noise=1.0)
     (ours,), (plain,) = (
-        training_releases(releases(one, federation), 1.0, 3, 8)
+        training_releases(
+            releases(one, federation, round_facts(one_run(one), federation)), 1.0, 3, 8
+        )
         for one in (algorithm(), pfl.make_algorithm("fedavg"))
     )
     assert (ours.count, plain.count) == (4, 8)

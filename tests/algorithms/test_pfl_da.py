@@ -18,9 +18,6 @@ def check(now):
 
 
 def finish(one):
-    if one.pattern == "full-vmap":
-        taken = sum(record["clients"]["local_steps"].sum() for record in one.records)
-        assert one.algorithm.max_gradients(one.case.federation, 3).sum() == taken
     if one.variant == "first-step":
         assert_training_loss(one)
 

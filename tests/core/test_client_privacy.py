@@ -4,9 +4,16 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.client_privacy import client_releases
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.testing.toys import toy_federation
 
 CLIENT = {"dp": "client", "dp_clip": 0.5, "dtype": "float32"}
+
+
+def plan_of(name, federation):
+    algorithm = pfl.make_algorithm(name)
+    return client_releases(algorithm, federation, round_facts(one_run(algorithm), federation))
 
 
 def test_sums_are_amplified_by_sampling():
@@ -14,7 +21,7 @@ def test_sums_are_amplified_by_sampling():
     options = CLIENT | {"dp_placement": "distributed", "participation": 0.6}
     for sampling in ("fixed", "poisson"):
         federation = toy_federation(sampling=sampling, **options)
-        plan = client_releases(pfl.make_algorithm("fedavg"), federation)
+        plan = plan_of("fedavg", federation)
         assert plan["rate"] == 0.6
         assert ("accounted as" in plan["sampling"]) == (sampling == "fixed")
 
@@ -43,5 +50,5 @@ def test_absent_clients_that_upload_spend_what_others_do():
     """SPFL's routine trains all clients."""
     federation = toy_federation(**CLIENT, dp_noise=4.0, participation=0.6)
     for name, local in (("spfl", False), ("feddwa", True)):
-        plan = client_releases(pfl.make_algorithm(name), federation)
+        plan = plan_of(name, federation)
         assert plan["local"] == local

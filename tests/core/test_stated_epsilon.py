@@ -15,9 +15,11 @@ from fedjax_pfl.core import checks
 from fedjax_pfl.core.checks import with_all_releases
 from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
 from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.evaluation import named_models
-from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import make_runs, one_run
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.toys import toy_federation, toy_for
@@ -154,7 +156,7 @@ def test_noise_of_uploads_depends_on_the_learning_rate_and_the_rounds():
     ):  # fmt: skip
         ctx = context(pfl.make_algorithm(algorithm), learning_rate=rate, **CLIENT)
         ctx = replace(ctx, total_rounds=jnp.int32(rounds),
-                      knows_num_rounds=algorithm == "fedphp")  # fmt: skip
+                      rounds_in_noise=algorithm == "fedphp")  # fmt: skip
         held = np.zeros((5, 50))
         moved.append(ctx.upload(held, held)[0])
     apart = np.abs(np.corrcoef(moved) - np.eye(4))
@@ -174,12 +176,19 @@ def test_samples_of_several_clients_are_refused():
 def test_noise_on_every_upload_is_accounted_without_sampling():
     """Secure aggregation adds no noise to a sum of few."""
     options = CLIENT | {"participation": 0.6, "sampling": "poisson", "secure_bits": 32}
-    plan = client_releases(pfl.make_algorithm("fedavg"), toy_federation(SIZES, **options))
+    plan = plan_of(pfl.make_algorithm("fedavg"), toy_federation(SIZES, **options))
     assert plan["local"] and plan["rate"] == 1.0
 
 
+def plan_of(algorithm, federation):
+    facts = round_facts(one_run(algorithm), federation)
+    if federation.sample_privacy is None:
+        return client_releases(algorithm, federation, facts)
+    return releases(algorithm, federation, facts)
+
+
 class SendsTwice(FedAvg):
-    """Sends its models a second time and declares one upload."""
+    """Sends its models a second time."""
 
     what = "again"
 
@@ -192,11 +201,11 @@ class SendsTwice(FedAvg):
 class SendsTwiceAlike(SendsTwice):
     """The second time with the noise of the first."""
 
-    what, uploads_per_round = "model", 2
+    what = "model"
 
 
 class StepsTwice(FedAvg):
-    """Computes two gradients on each minibatch and declares one."""
+    """Computes two gradients on each minibatch."""
 
     def local_update(self, ctx, state, received, **options):
         return super().local_update(ctx, state, received, updates_per_batch=2)
@@ -218,8 +227,6 @@ class StepsInALoop(FedAvg):
 class SendsInALoop(SendsTwice):
     """The second time twice, in a loop."""
 
-    uploads_per_round = 2
-
     def local_update(self, ctx, state, received, **options):
         trained = FedAvg.local_update(self, ctx, state, received, **options)
 
@@ -232,8 +239,6 @@ class SendsInALoop(SendsTwice):
 
 class SendsInOthersTurn(SendsTwice):
     """In each member's turn all members send."""
-
-    uploads_per_round = 2
 
     def local_update(self, ctx, state, received, **options):
         trained = FedAvg.local_update(self, ctx, state, received, **options)
@@ -269,24 +274,15 @@ class AddsTwice(FedAvg):
         ctx.aggregate(trained.cohort.mask * 1.0, sent, state.server)
         return trained
 
-    uploads_per_round = 2
-
 
 LIARS = [
-    (
-        SendsTwice,
-        "uploads_withheld",
-        CLIENT,
-        r"uploads 2 times \('again', 'model'\) and declares uploads_per",
-    ),
     (SendsTwiceAlike, "uploads_withheld", CLIENT, "uploads twice under one name"),
     (
-        StepsTwice,
+        StepsInALoop,
         "gradients_withheld",
         SAMPLE,
-        r"at least 2 gradients and gradients_per_batch\(\) declares 1",
+        "in a loop or branch of a local step's own is not",
     ),
-    (StepsInALoop, "gradients_withheld", SAMPLE, "at least 2 gradients"),
     (SendsInALoop, "uploads_withheld", CLIENT, "'again' in a loop, branch or jit"),
     (SendsInOthersTurn, "uploads_withheld", CLIENT, "'again' within ctx.in_turn must be of"),
     (TrainsInALoop, "gradients_withheld", SAMPLE, "Local training in a loop, branch or jit"),
@@ -295,7 +291,7 @@ LIARS = [
 
 
 @pytest.mark.parametrize(("cls", "check", "private", "message"), LIARS)
-def test_releases_beyond_the_declared_ones_are_refused(monkeypatch, cls, check, private, message):
+def test_releases_that_can_not_be_counted_are_refused(monkeypatch, cls, check, private, message):
     """By simulations under privacy while they are traced, and by the shared check."""
     monkeypatch.setitem(core.ALGORITHMS, "lying", None)  # forgotten at the end
     del core.ALGORITHMS["lying"]
@@ -304,6 +300,16 @@ def test_releases_beyond_the_declared_ones_are_refused(monkeypatch, cls, check, 
         pfl.simulate(lying, toy_federation(SIZES, **private), 1)
     with pytest.raises(AssertionError, match=message):
         check_algorithm(lying, only=check, show=None)
+
+
+def test_second_uploads_and_gradients_are_counted(registered):
+    sent = plan_of(registered(SendsTwice), toy_federation(SIZES, **CLIENT))
+    assert sent["per_round"] == 2
+    for cls, per_batch in ((FedAvg, 1), (StepsTwice, 2), (TrainsAlike, 2), (AdaptsTwice, 2)):
+        plan = plan_of(registered(cls), toy_federation(SIZES, **SAMPLE))
+        assert plan["per_batch"] == per_batch
+    larger = plan_of(registered(TrainsOnMore), toy_federation(SIZES, batch_size=2, **SAMPLE))
+    np.testing.assert_allclose(larger["rates"], np.minimum(5 / np.array(SIZES), 1))
 
 
 def test_clients_that_are_not_drawn_send_nothing():
@@ -345,8 +351,6 @@ def test_gradients_with_noise_are_counted_wherever_they_are_computed(monkeypatch
 
 class SendsAgain(FedAvg):
     """Sends its models once more within a function of `more`."""
-
-    uploads_per_round = 2
 
     def local_update(self, ctx, state, received, **options):
         trained = super().local_update(ctx, state, received, **options)
@@ -424,8 +428,8 @@ def registered(monkeypatch):
         (whole_in_turn, "'x' within ctx.in_turn must be of the member"),
         (turns_in_turn, "'x' within ctx.in_turn must be of the member"),
         (own_in_each_turn, "'x' within ctx.in_turn must be of the member"),
-        (twice_in_a_branch, r"uploads 3 times \('x', 'x', 'model'\) and declares"),
-        (twice_in_turn, r"uploads 3 times \('x', 'x', 'model'\) and declares"),
+        (twice_in_a_branch, r"uploads twice under one name \('x', 'x', 'model'\)"),
+        (twice_in_turn, r"uploads twice under one name \('x', 'x', 'model'\)"),
         (of_rows, "'x' is of clients by their rows, of which two may be one"),
     ],
 )
@@ -493,7 +497,7 @@ class TrainsAlike(FedAvg):
 
 
 class TrainsOnMore(FedAvg):
-    """On larger minibatches than `schedules` names."""
+    """On larger minibatches, too."""
 
     def local_update(self, ctx, state, received, **options):
         step, schedule = ctx.sgd_step(), replace(ctx.federation.schedule, batch_size=5)
@@ -507,6 +511,16 @@ class TrainsInOrder(FedAvg):
     def local_update(self, ctx, state, received, **options):
         schedule = ctx.federation.schedule.one_pass()
         return super().local_update(ctx, state, received, schedule=schedule, **options)
+
+
+class TrainsOnAPart(FedAvg):
+    """On a window of the training samples, in which each is drawn more often."""
+
+    def local_update(self, ctx, state, received, **options):
+        step, train = ctx.sgd_step(), ctx.federation.data.train
+        part = train.window(jnp.zeros_like(train.size), jnp.minimum(train.size, 2))
+        ctx.run_clients(step, step.begin_all(received), purpose="part", split=part)
+        return super().local_update(ctx, state, received, **options)
 
 
 class AdaptsTwice(FedAvg):
@@ -552,10 +566,8 @@ class StepsByHand(FedAvg):
         (SendsForModels, CLIENT, "'last' in own.models is not counted"),
         (TrainsAtFirst, SAMPLE, "Local training in own.init is not counted"),
         (TrainsForModels, SAMPLE, "Local training in own.models is not counted"),
-        (TrainsAlike, SAMPLE, "trains 2 times on the minibatches of 'train'"),
-        (TrainsOnMore, SAMPLE, r"whose minibatches are larger or drawn otherwise"),
-        (TrainsInOrder, SAMPLE, r"whose minibatches are larger or drawn otherwise"),
-        (AdaptsTwice, SAMPLE, "trains 2 times on the minibatches of 'adapt in a round'"),
+        (TrainsInOrder, SAMPLE, "that are not drawn at random"),
+        (TrainsOnAPart, SAMPLE, "that are not drawn at random"),
         (TrainsOneTwice, SAMPLE, "Local training is of clients by their rows"),
         (TrainsInOthersTurn, SAMPLE, "Local training within ctx.in_turn must be of the member"),
         (StepsByHand, SAMPLE, "outside of ctx.train and ctx.run_clients is not counted"),
@@ -568,28 +580,27 @@ def test_releases_that_no_accountant_knows_are_refused(registered, cls, private,
     jax.eval_shape(traced(algorithm))  # fine without privacy
 
 
-def test_gradients_in_a_loop_of_a_step_count_as_declared(registered):
+def test_gradients_in_a_loop_of_a_step_are_counted(registered):
     """Though the record counts steps."""
 
     class Thrice(FedAvg):
-        def gradients_per_batch(self):
-            return 3
-
         def local_update(self, ctx, state, received, **options):
             step = ctx.sgd_step()
 
-            def thrice(model, batch, rng, *at):
-                def one(k, model):
-                    return step(model, batch, jax.random.fold_in(rng, k), *at)
+            def thrice(model, batch, rng, broadcast, client):
+                def one(_, model):
+                    return step(model, batch, rng, broadcast, client)
 
-                return jax.lax.fori_loop(0, 3, one, model)
+                return client.repeat(3, one, model)
 
             begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
             runs = ctx.run_clients(thrice, begin)
             return core.Trained(runs.carry.model, ctx.cohort.counted(runs.steps), runs.carry.loss)
 
-    record = jax.jit(traced(registered(Thrice), **SAMPLE))()
+    algorithm = registered(Thrice)
+    record = jax.jit(traced(algorithm, **SAMPLE))()
     np.testing.assert_array_equal(record.clients["local_steps"], 3 * -(-np.array(SIZES) // 2))
+    assert plan_of(algorithm, toy_federation(SIZES, **SAMPLE))["per_batch"] == 3
 
 
 @pytest.mark.parametrize("what", ["learning_rate", "rounds"])

@@ -15,7 +15,9 @@ from experiments import sweep
 from experiments.cli import flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.partitions.rule_registry import parse_options
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.engine.round_facts import round_facts
+from fedjax_pfl.engine.runs import one_run
+from fedjax_pfl.testing.toys import toy_federation, toy_for
 from tests.docs import pages
 from tools import new_algorithm
 
@@ -251,10 +253,15 @@ def test_rounds_that_need_more_than_the_cohort_are_named():
     assert sorted(listed) == more
 
 
+def reads_num_rounds(algorithm):
+    return round_facts(one_run(algorithm), algorithm.prepare(toy_for(algorithm))).reads_num_rounds
+
+
+@pytest.mark.costly
 def test_algorithms_that_depend_on_the_number_of_rounds_are_named():
     text = (ROOT / "docs/running.md").read_text(encoding="utf-8")
     (found,) = re.findall(r"depend on the number of rounds \((.+?)\)", text, re.DOTALL)
-    depend = [name for name in ALGORITHMS if pfl.core.ALGORITHMS[name].depends_on_num_rounds]
+    depend = [name for name in ALGORITHMS if reads_num_rounds(pfl.make_algorithm(name))]
     assert re.findall(r"`(\w+)`", found) == depend
 
 

@@ -103,9 +103,7 @@ def test_draws_uploads_and_extra_losses_of_a_round(name, options):
 
         assert widths_of_draws(traced(algorithm, federation, changed)) == {"32"}
     assert extra.calls
-    assert algorithm.uploads_counts == any(whole for _, whole in names)
-    declared = algorithm.uploads_per_round if algorithm.sees != "nothing" else 0
-    assert len(set(names)) == declared
+    assert bool(names) == (algorithm.sees != "nothing")
 
 
 @pytest.mark.costly

@@ -131,12 +131,6 @@ def test_which_rounds_depend_on_their_number(name, depends):
     assert runner.depends_on_num_rounds(program, 4, 5) is depends
 
 
-def test_only_a_declared_algorithm_reads_the_number_of_rounds(monkeypatch):
-    monkeypatch.setattr(pfl.core.ALGORITHMS["apple"], "depends_on_num_rounds", False)
-    with pytest.raises(pfl.InputError, match="attribute depends_on_num_rounds = True"):
-        pfl.simulate(pfl.make_algorithm("apple"), federation(), 1)
-
-
 def test_rates_may_depend_on_the_number_of_rounds():
     for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
         fed = federation(lr_schedule=factor)

@@ -24,9 +24,6 @@ class MutualDistillation(fedavg.Weighted):
         """
         raise NotImplementedError
 
-    def gradients_per_batch(self):
-        return 2
-
     def init(self, ctx):
         return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
 

@@ -1,0 +1,40 @@
+"""What a round of an algorithm does, found by tracing it."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_pfl.core import checks
+from fedjax_pfl.core.round_observer import RoundFacts, RoundObserver
+from fedjax_pfl.engine.evaluation import named_models
+from fedjax_pfl.federation.federation import Federation
+
+
+def round_facts(run: Any, federation: Federation) -> RoundFacts:
+    """Trace the initial state, a round and the models of a run; nothing is compiled.
+
+    Uploads are recorded as they are sent, before the federation's upload stage.
+
+    Args:
+      run: one of `Runs`, whose hyperparameters are numbers.
+      federation: prepared by the algorithm; the noise of its gradients may be unknown.
+    """
+    federation = replace(federation, uploads=None, aggregator=None)
+    privacy = federation.sample_privacy
+    if privacy is not None and privacy.noise is None:
+        federation = replace(federation, sample_privacy=replace(privacy, noise=np.float32(0)))
+    found: list[RoundFacts] = []
+
+    def first_round(federation, t, total):
+        algorithm, observer, asked = run.algorithm, RoundObserver(), set[str]()
+        ctx = replace(run.context(federation, t, total), asked=asked)
+        state = checks.checked_init(algorithm, ctx)
+        after, _ = checks.checked_round(algorithm, ctx, state, observer)
+        named_models(algorithm, ctx, after, ctx.cohort_of().rows)
+        seen = (frozenset(observer.schedules), tuple(observer.trainings), tuple(observer.uploads))
+        found.append(RoundFacts(*seen, reads_num_rounds="num_rounds" in asked))
+
+    jax.eval_shape(first_round, federation, np.int32(0), np.int32(1))
+    return found[-1]
