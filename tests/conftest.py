@@ -159,7 +159,7 @@ def _is_own(name, module):
 COSTLY_BUT_QUICK = (
     "tests/core/",  # privacy: what leaves clients, and a mistake of each kind in an algorithm
     "tests/docs/",  # pages' commands and links
-    "tests/engine/test_offloaded_state.py",  # clients' state on the host
+    "tests/engine/test_host_program.py",  # clients' state on the host
     "tests/engine/test_resume.py",
     "tests/engine/test_simulate.py",
     "tests/engine/test_stopping.py",

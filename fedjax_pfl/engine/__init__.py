@@ -2,9 +2,9 @@
 
 from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
+from fedjax_pfl.engine.program import Lowered
 from fedjax_pfl.engine.progress import LiveCurves
 from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
 from fedjax_pfl.engine.simulation import RoundState, Simulation

@@ -16,7 +16,7 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.sample_privacy import check_sample_privacy
 from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_progress
-from fedjax_pfl.engine.offloaded_state import offloaded_program
+from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, one_run, served
@@ -91,7 +91,7 @@ def checked_program(
     else:
         scored = _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored, facts)
-    return offloaded_program(program) if federation.execution.client_state == "host" else program
+    return HostProgram.of(program) if federation.execution.client_state == "host" else program
 
 
 def checked_callbacks(callbacks: Sequence[Callback], stop: Any) -> list[Callback]:

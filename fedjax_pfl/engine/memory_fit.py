@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import jax
 
-from fedjax_pfl.engine.offloaded_state import OffloadedProgram, offloaded_program
+from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.tpu_memory import resident
 from fedjax_pfl.federation.data_sharding import distribute
@@ -81,17 +81,17 @@ def _narrowed(program: Program, limit: int) -> tuple[Program | None, str]:
 
 
 def _placed(program: Program) -> Program:
-    if isinstance(program, OffloadedProgram):  # whose samples stay on the host
+    if isinstance(program, HostProgram):  # whose samples stay on the host
         return program
     return replace(program, federation=distribute(program.federation))
 
 
-def _offloaded(program: Program) -> OffloadedProgram | None:
+def _offloaded(program: Program) -> HostProgram | None:
     """Return the program with client state on the host, if that may be chosen and is possible."""
     if program.federation.execution.client_state != "auto":
         return None
     try:
-        return offloaded_program(program)
+        return HostProgram.of(program)
     except InputError:
         return None
 

@@ -1,8 +1,10 @@
 """Compiled program of a simulation: its mapped, traced and donated arguments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +13,6 @@ from jax.sharding import SingleDeviceSharding
 from fedjax_pfl.core.round_observer import RoundFacts
 from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.compiled import Chunk
-from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
 from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.engine.runs import Runs
@@ -30,9 +31,39 @@ from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Device, Stack, State, Tree
 
 
+class Lowered(NamedTuple):
+    """A simulation's program for described devices, ready to be compiled.
+
+    Attributes:
+      start: program of the states before the first round.
+      rounds: program of a chunk of rounds, or of one round if clients' state is in host memory.
+      federation: the federation with the program's lanes.
+    """
+
+    start: jax.stages.Lowered
+    rounds: jax.stages.Lowered
+    federation: Federation
+
+
+class Call(NamedTuple):
+    """One of a program's compiled functions, not traced yet.
+
+    Attributes:
+      trace: traces it for the shapes of its arguments.
+      held: device memory of data and states while it runs, without working memory.
+      arguments: bytes of data and states among its arguments, on all devices.
+    """
+
+    trace: Callable[[], jax.stages.Traced]
+    held: Memory
+    arguments: int
+
+
 @dataclass(frozen=True)
 class Program:
     """Compiled program of a simulation and its fixed arguments.
+
+    Here all state is on the devices; `host_program.HostProgram` has the other form.
 
     Attributes:
       runs: seeds and settings; leaves [R, ...].
@@ -43,6 +74,7 @@ class Program:
       adapt: the adaptation of copies before they are scored, or None.
       scored: rows of the clients whose models are scored, or None for all.
       facts: what rounds of the algorithm do; None until it is needed.
+      folder: where a file of clients' state may be made, or None for the system's.
     """
 
     runs: Runs
@@ -53,6 +85,7 @@ class Program:
     adapt: Adaptation | None = None
     scored: tuple[int, ...] | None = None
     facts: RoundFacts | None = None
+    folder: Path | None = None
 
     @property
     def num_runs(self) -> int:
@@ -65,6 +98,19 @@ class Program:
 
     def held(self) -> Memory:
         """Return the device memory of data and states; nothing is compiled."""
+        return max((call.held for call in self.calls()), key=lambda one: one.total)
+
+    def memory(self) -> Memory:
+        """Return the device memory by the compiler's plan; compiles what `advance` runs."""
+
+        def of(call: Call) -> Memory:
+            devices, plan = self.federation.execution.all_devices, call.trace().lower().compile()
+            return replace(call.held, working=working_bytes(plan, call.arguments, devices))
+
+        return max(map(of, self.calls()), key=lambda one: one.total)
+
+    def calls(self) -> list[Call]:
+        """Return the functions that `advance` runs; nothing is traced."""
         execution, data, pool = self.federation.execution, self.federation.data, 0
         if data.shards > 1:  # the other arrays are whole on every device
             pool = nbytes(
@@ -72,14 +118,10 @@ class Program:
                  data.test.index)
             )  # fmt: skip
         everywhere = (nbytes(self.federation) - pool) * execution.all_devices
-        return Memory(everywhere + pool * execution.runs, nbytes(self._shapes), working=0)
-
-    def memory(self) -> Memory:
-        """Return the device memory by the compiler's plan; compiles what `advance` runs."""
-        held, operands = self.held(), self._operands(self._shapes, 0, 0)
-        plan = compiled.advance.lower(*operands, **self._options).compile()
-        devices = self.federation.execution.all_devices
-        return replace(held, working=working_bytes(plan, held.data + held.state, devices))
+        held = Memory(everywhere + pool * execution.runs, nbytes(self._shapes), working=0)
+        operands = self._operands(self._shapes, 0, 0)
+        trace = partial(compiled.advance.trace, *operands, **self._options)
+        return [Call(trace, held, held.total)]
 
     @property
     def _shapes(self) -> State:
@@ -105,13 +147,19 @@ class Program:
         # On a mesh only states are placed, and JAX distributes the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         with described_devices(devices):
-            _, runs, federation, *numbers = shapes_on(home, self._operands(None, 0, 0))
-            total = numbers[2]
-            states = shapes_on(home, jax.eval_shape(compiled.start, runs, federation, total))
-            states = placed(states, self.federation)
-            start = compiled.start.trace(runs, federation, total)
-            rounds = compiled.advance.trace(states, runs, federation, *numbers, **self._options)
+            start, rounds = self._traced_on(home)
             return Lowered(start.lower(), rounds.lower(), self.federation)
+
+    def _traced_on(self, home: Any) -> tuple[jax.stages.Traced, jax.stages.Traced]:
+        """Trace the first states and the rounds for a device `home`, or the mesh for None."""
+        _, runs, federation, *numbers = shapes_on(home, self._operands(None, 0, 0))
+        total = numbers[2]
+        states = shapes_on(home, jax.eval_shape(compiled.start, runs, federation, total))
+        states = placed(states, self.federation)
+        return (
+            compiled.start.trace(runs, federation, total),
+            compiled.advance.trace(states, runs, federation, *numbers, **self._options),
+        )
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
         """Run `length` <= capacity rounds from round `t`; `states` are donated.

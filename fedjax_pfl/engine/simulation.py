@@ -18,11 +18,10 @@ from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
-from fedjax_pfl.engine.lowered import Lowered
+from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.memory import Memory, available
 from fedjax_pfl.engine.memory_fit import check_held, fit_memory
-from fedjax_pfl.engine.offloaded_state import OffloadedProgram
-from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.program import Lowered, Program
 from fedjax_pfl.engine.run_result import result_so_far
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
 from fedjax_pfl.engine.tpu_memory import resident
@@ -214,7 +213,7 @@ class Simulation:
         allowed = "a state that init() or step() of this simulation returned"
         require(state.simulation is self, "state", "another simulation's", allowed)
         states = state.states
-        if not isinstance(state.program, OffloadedProgram):  # which reuses its argument's memory
+        if not isinstance(state.program, HostProgram):  # which reuses its argument's memory
             states = jax.tree.map(jnp.copy, states)
         states, buffers, matrices = state.program.advance(states, state.round, 1)
         metrics = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], buffers)
@@ -282,7 +281,7 @@ class Simulation:
         past = self._past if checkpoints is None else None
         if past is not None:
             require_whole("rounds", rounds, past.done + 1)
-            if isinstance(past.program, OffloadedProgram):
+            if isinstance(past.program, HostProgram):
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
         ready = partial(self._ready, folder=None if checkpoints is None else checkpoints.folder)
         called = [*engine_progress.shown(progress, self.algorithm.name), *called]
@@ -318,7 +317,7 @@ class Simulation:
         """Return the program that fits, with files of its states in a folder."""
         memory_maps.make_room()
         program = fit_memory(program, _available(self.federation))
-        return replace(program, folder=folder) if isinstance(program, OffloadedProgram) else program
+        return replace(program, folder=folder) if isinstance(program, HostProgram) else program
 
 
 def _available(federation: Federation) -> int | None:

@@ -1,23 +1,21 @@
 """Check that an algorithm declares whose state and samples its rounds need (`Algorithm.reads`)."""
 
-from dataclasses import fields
-
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.engine.offloaded_needs import OffloadedNeeds
+from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.trees import is_missing_rows
 
 
-class _Cohort(OffloadedNeeds):
+class _Cohort(HostProgram):
     """Offloaded state of toys, in which no client reads others' rows."""
 
-    small, reads_others = 16, False  # pyright: ignore[reportAssignmentType] - not read from state
+    small, reads = 16, "cohort"  # pyright: ignore[reportAssignmentType] - not read from state
 
 
 class _Others(_Cohort):
-    reads_others = True
+    reads = "others"  # pyright: ignore[reportAssignmentType] - not read from state
 
 
 def check_reads(algorithm: Algorithm, federation: Federation) -> None:
@@ -31,10 +29,9 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
     """
     federation = algorithm.prepare(federation)
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=2)
-    values = {one.name: getattr(program, one.name) for one in fields(Program)}
-    cohort, least = _error(_Cohort(**values)), "cohort"
+    cohort, least = _error(_Cohort(**vars(program))), "cohort"
     if cohort is not None:
-        least = "others" if _error(_Others(**values)) is None else "everyone"
+        least = "others" if _error(_Others(**vars(program))) is None else "everyone"
     declared = f"`reads` is {algorithm.reads!r}"
     assert cohort is not None or algorithm.reads == least, f"{declared} and 'cohort' suffices"
     assert algorithm.reads == least, (
@@ -43,7 +40,7 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
     )
 
 
-def _error(needs: OffloadedNeeds) -> str | None:
+def _error(needs: HostProgram) -> str | None:
     """Return why the programs can't be traced, or None."""
     try:
         for call in (*needs.calls(), needs.call_of_models()):

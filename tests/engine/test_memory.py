@@ -10,9 +10,9 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.compiled import advance
+from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.memory import Memory, available
 from fedjax_pfl.engine.memory_fit import fit_memory
-from fedjax_pfl.engine.offloaded_state import OffloadedProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.models.mlp import MLP
@@ -178,7 +178,7 @@ def test_state_moves_to_the_host_where_it_does_not_fit():
     for limit in (needs - 1, held - 1):  # by the plan, and before compiling
         with pytest.warns(UserWarning, match="ditto keeps clients' state in host memory"):
             moved = fit_memory(program, limit)
-        assert isinstance(moved, OffloadedProgram)
+        assert isinstance(moved, HostProgram)
         assert moved.memory().total <= limit
     asked = program_of("ditto", **many, client_state="device")
     with pytest.raises(pfl.InputError, match="would take about"):

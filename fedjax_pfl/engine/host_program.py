@@ -27,29 +27,41 @@ Results have the same bits as with all state on the device where clients run one
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from fedjax_pfl.engine import memory, state_store
-from fedjax_pfl.engine.compiled import Chunk, advance, cohort_rows, first_leaves, models, scores
+from fedjax_pfl.engine import host_reads, state_store
+from fedjax_pfl.engine.compiled import (
+    Chunk,
+    advance,
+    begin,
+    cohort_rows,
+    first_leaves,
+    models,
+    scores,
+)
 from fedjax_pfl.engine.host_states import HostStates
-from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds
-from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.state_sharding import PartialStates, unsharded_metrics
-from fedjax_pfl.engine.state_store import HostStore
+from fedjax_pfl.engine.memory import Memory, nbytes, physical
+from fedjax_pfl.engine.program import Call, Program
+from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
+from fedjax_pfl.engine.state_store import Address, HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
-from fedjax_pfl.execution.mesh import CLIENTS, RUNS, place, rows_of
-from fedjax_pfl.execution.processes import is_distributed, lost_process_errors, readable
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of, place, rows_of, shapes_on
+from fedjax_pfl.execution.processes import count, is_distributed, lost_process_errors, readable
 from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
-from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import Broadcast, by_field
 from fedjax_pfl.utils.typing import Stack, State, Tree
+
+ONE_ROUND = {"capacity": 1, "adapt": None, "scored": ()}  # static arguments of its program
 
 
 class _RoundInput(NamedTuple):
@@ -61,35 +73,227 @@ class _RoundInput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OffloadedProgram(OffloadedNeeds):
-    """A program with per-client state on the host.
+class HostProgram(Program):
+    """A program with per-client state and samples on the host, and on the devices those in use.
 
     With several processes, collectives of the exchange between hosts and of a running program must
     not overlap: processes could begin them in different orders.
-
-    Attributes:
-      folder: where a file may be made, or None for the system's.
-      limit: bytes of clients' state that memory may hold.
     """
 
-    folder: Path | None = None
-    limit: float = float("inf")
+    small: ClassVar[int] = 4096  # bytes of a client's row of a leaf that stays on the device
+
+    @classmethod
+    def of(cls, program: Program) -> "HostProgram":
+        """Return the same simulation with per-client state in host memory.
+
+        Raises:
+          InputError: the algorithm or the participation does not allow it.
+        """
+        data = process_local(program.federation.data)
+        moved = cls(**vars(replace(program, federation=replace(program.federation, data=data))))
+        host_reads.check(moved)
+        return moved
+
+    @property
+    def reads(self) -> str:
+        """Whose rows a round reads: of the "cohort", also "others", or "everyone" at once."""
+        return self.runs.algorithm.reads
+
+    @cached_property
+    def shapes(self) -> State:
+        """The shapes of the states, without padding."""
+        total = np.int32(self.rounds)
+
+        def first(runs, federation):
+            return jax.vmap(partial(begin, federation=federation, total=total))(runs)
+
+        return jax.eval_shape(first, self.runs, self.federation)
+
+    @cached_property
+    def layout(self) -> Layout:
+        def hosted(value: Tree, axes: int) -> Tree:
+            def one(leaf):
+                row = leaf.size // max(self.num_runs * self.federation.num_clients, 1)
+                known = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+                return axes == 1 and known and row * leaf.dtype.itemsize > self.small
+
+            return jax.tree.map(one, value)
+
+        flags = by_field(hosted, self.shapes)
+        return Layout(jax.tree.structure(self.shapes), tuple(jax.tree.leaves(flags)))
+
+    @cached_property
+    def data(self) -> HostData:
+        return HostData(self.federation.data)
+
+    @cached_property
+    def shell(self) -> Federation:
+        """The federation without samples, on the device."""
+        return self._put(replace(self.federation, data=self.data.shell))
+
+    @property
+    def round_splits(self) -> tuple[str, ...]:
+        """The splits whose samples a round reads."""
+        return ("train", "validation") if self.runs.algorithm.needs_validation else ("train",)
+
+    @property
+    def model_splits(self) -> tuple[str, ...]:
+        """The splits from whose samples personalized models are made."""
+        algorithm = self.runs.algorithm
+        if algorithm.models_read_samples:
+            return ("train", *self._held_out)
+        return () if algorithm.adaptation() is None else ("train",)
+
+    @property
+    def scored_splits(self) -> tuple[str, ...]:
+        """The splits whose samples scoring reads."""
+        training = self.adapt is not None or "train" in self.model_splits
+        return (*["train"] * training, *self._held_out)
+
+    @property
+    def _held_out(self) -> tuple[str, ...]:
+        data = self.federation.data
+        return tuple(split for split in ("validation", "test") if data.split(split).total)
+
+    @property
+    def members(self) -> int:
+        """The most clients in the cohorts of one round."""
+        cohort = self.federation.participation.cohort_size
+        return min(self.num_runs * cohort, self.federation.num_clients)
+
+    @property
+    def width(self) -> int:
+        """Clients that are scored at once."""
+        clients = self.federation.num_clients
+        execution, trained = self.federation.execution, self.federation.participation.cohort_size
+        if execution.max_lanes == 0:  # all clients side by side would be all state
+            execution = replace(execution, max_lanes=trained)
+        scored = clients if self.scored is None else max(len(self.scored), 1)
+        return execution.width(scored, trained)
+
+    @property
+    def mesh(self) -> Mesh:
+        return mesh_of(self.federation.execution.devices, self.federation.execution.runs)
+
+    def _put(self, tree: Tree, *lead: str | None) -> Tree:
+        """Put arrays on the devices as `mesh.place` does."""
+        one = self.federation.execution.all_devices == 1
+        return jax.device_put(tree) if one else place(tree, self.mesh, *lead)
 
     def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
         """Put rows [R, K, ...] on the devices; each process provides its own."""
         if is_distributed():
             return jax.block_until_ready(combined(leaves, self.mesh, RUNS, CLIENTS))
-        return self.put(leaves, RUNS, CLIENTS)
+        return self._put(leaves, RUNS, CLIENTS)
 
     def _with_samples(self, clients: np.ndarray, splits: tuple, most: int) -> Federation:
         """Return the federation with samples of some clients; each process provides its own."""
         data = self.data.of(clients, splits, most)
         if self.data.own is None:
-            return replace(self.shell, data=self.put(data))
-        others = self.put(replace(data, samples=None, labels=None))
+            return replace(self.shell, data=self._put(data))
+        others = self._put(replace(data, samples=None, labels=None))
         both = on_all_devices(data, self.data.own)
         data = replace(others, samples=both.samples, labels=both.labels)
         return replace(self.shell, data=jax.block_until_ready(data))
+
+    def _partial(
+        self, device: list[Any], rows: list[Any], clients: int, store: int = 0
+    ) -> PartialStates:
+        """Return states for programs, with rows [R, K, ...] of some clients, or their shapes."""
+        runs = np.arange(self.num_runs, dtype=np.int32)
+        address = Address(np.full_like(runs, store), runs, self.reads == "others")
+        return PartialStates(device, rows, address, self.layout, clients)
+
+    # Shapes of programs.
+
+    def calls(self, home: Any = None) -> list[Call]:
+        """Return a round, and the scoring of a block, on a device `home`; nothing is traced."""
+        cohort, zero = self.federation.participation.cohort_size, np.int32(0)
+        numbers = zero, zero, np.int32(self.rounds), zero
+        one_round = self._call(
+            advance, (cohort, self.members), self.round_splits, numbers, ONE_ROUND, home
+        )
+        adapt = {"adapt": self.adapt}
+        scoring = self._call_of_block(scores, self.scored_splits, adapt, home)
+        return [one_round, *[scoring] * (self.scored != ())]
+
+    def call_of_models(self) -> Call:
+        """Return the models of a block; nothing is traced."""
+        return self._call_of_block(models, self.model_splits, {}, None)
+
+    def _call_of_block(self, fn: Any, splits: tuple[str, ...], options: Any, home: Any) -> Call:
+        numbers = np.int32(0), np.int32(self.rounds), np.zeros(self.width, np.int32)
+        return self._call(fn, (self.width, self.width), splits, numbers, options, home)
+
+    def _call(
+        self,
+        fn: Any,
+        clients: tuple[int, int],
+        splits: tuple[str, ...],
+        numbers: tuple,
+        options: dict[str, Any],
+        home: Any,
+    ) -> Call:
+        """Return a program for (rows, different clients), its numbers and static options."""
+        data = self.data.of(np.zeros(1, np.int64), splits, clients[1])
+        federation, states = replace(self.federation, data=data), self._shapes_of(clients[0])
+        shapes = shapes_on(
+            home, (states.device, states.rows, states.address, self.runs, federation, numbers)
+        )
+        device, rows, address, runs, there, numbers = shapes
+        device, rows = place(device, self.mesh, RUNS), place(rows, self.mesh, RUNS, CLIENTS)
+        given = replace(states, device=device, rows=rows, address=address)
+        devices = self.federation.execution.all_devices
+        # Two cohorts; each of several processes gives rows of the size of the cohort.
+        copies = 2 + is_distributed() * count()
+        state = devices * nbytes(states.device) + copies * nbytes(states.rows)
+        pool = nbytes((data.samples, data.labels))
+        return Call(
+            partial(fn.trace, given, runs, place(there, self.mesh), *numbers, **options),
+            Memory(devices * (nbytes(federation) + pool), state, working=0),
+            devices * nbytes((states.device, federation)) + nbytes(states.rows),
+        )
+
+    def _shapes_of(self, clients: int) -> PartialStates:
+        """Return shapes of states with rows of `k` clients on the devices."""
+        device, rows = self.layout.parted(self.shapes)
+        rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
+        return self._partial(device, rows, clients)
+
+    def memory(self) -> Memory:
+        """Return the device memory as `Program.memory` does.
+
+        Raises:
+          InputError: the programs need rows that the algorithm does not declare.
+        """
+        with host_reads.as_declared(self.runs.algorithm):
+            return super().memory()
+
+    def _traced_on(self, home: Any) -> tuple[jax.stages.Traced, jax.stages.Traced]:
+        """Trace as `Program` does.
+
+        Raises:
+          InputError: rounds read rows of others while they run, which no plan counts.
+        """
+        if self.reads == "others":
+            raise InputError(
+                "A plan does not count the models of other clients that rounds read from host "
+                "memory: take client_state='device'."
+            )
+        shell = replace(self.federation, data=self.data.shell)
+        operands = shapes_on(home, (self.runs, shell, np.int32(self.rounds)))
+        return first_leaves.trace(*operands, layout=self.layout), self.calls(home)[0].trace()
+
+    @cached_property
+    def unscored(self) -> dict[str, np.ndarray]:
+        """The scores [R, N] of a round that is not scored."""
+        if self.scored == ():
+            return {}
+        clients, number = jax.ShapeDtypeStruct((self.width,), np.int32), np.int32(0)
+        operands = self._shapes_of(self.width), self.runs, self.federation, number, number, clients
+        shapes = scores.eval_shape(*operands, adapt=self.adapt)
+        clients = self.federation.num_clients
+        return {n: np.full((s.shape[0], clients), np.nan, s.dtype) for n, s in shapes.items()}
 
     # Rounds.
 
@@ -104,7 +308,8 @@ class OffloadedProgram(OffloadedNeeds):
         )
         written = self.federation.participation.cohort_size * self.rounds
         clients = self.federation.num_clients
-        store = HostStore(on_hosts(first), clients, written, self.folder, self.limit)
+        limit = (physical() or float("inf")) * state_store.MEMORY
+        store = HostStore(on_hosts(first), clients, written, self.folder, limit)
         return HostStates(self.layout, device, store)
 
     def advance(self, states: HostStates, t: int, length: int) -> Chunk:
@@ -114,7 +319,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _compiled(self, states: HostStates, t: int) -> Chunk:
         """Compile the programs without running a round."""
-        with self.as_declared():
+        with host_reads.as_declared(self.runs.algorithm):
             chunk = self._round(states, self._fetched(states.store, self._cohorts(t)), t, 0)
             states = states._replace(device=chunk.states.device)
             if self.scored != ():
@@ -126,7 +331,7 @@ class OffloadedProgram(OffloadedNeeds):
         cohort = self._fetched(store, self._cohorts(t))
         for now in range(t, t + length):
             following = self._cohorts(now + 1) if now + 1 < t + length else None
-            if waiting is not None and self.reads_others:
+            if waiting is not None and self.reads == "others":
                 store.write(*waiting)
                 waiting = None
             after, buffers, matrices = self._round(states, cohort, now, 1)
@@ -155,14 +360,10 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _round(self, states: HostStates, cohort: _RoundInput, t: int, length: int) -> Chunk:
         """Start at most one round, of a cohort whose rows are donated."""
-        rows = self._partial(states, cohort.rows, cohort.clients.shape[1])
+        clients, number = cohort.clients.shape[1], states.store.number
+        rows = self._partial(states.device, cohort.rows, clients, number)
         numbers = map(np.int32, (t, length, self.rounds, self.eval_every))
         return advance(rows, self.runs, cohort.federation, *numbers, **ONE_ROUND)
-
-    def _partial(self, states: HostStates, rows: list[Any], clients: int) -> PartialStates:
-        """Return the states' part for programs, with rows [R, K, ...] of some clients."""
-        address = self.address(states.store.number)
-        return PartialStates(states.device, rows, address, self.layout, clients)
 
     def _cohorts(self, t: int) -> np.ndarray:
         """Return the clients of each run's cohort, int32 [R, M]."""
@@ -210,7 +411,8 @@ class OffloadedProgram(OffloadedNeeds):
         for start in range(0, len(clients), width):
             at = clients[np.minimum(np.arange(start, start + width), len(clients) - 1)]
             rows = states.store.read(np.broadcast_to(at, (self.num_runs, width)))
-            block = self._partial(states, self._put_rows(rows), width)
+            rows = self._put_rows(rows)
+            block = self._partial(states.device, rows, width, states.store.number)
             federation = self._with_samples(at, splits, width)
             numbers = np.int32(t), np.int32(self.rounds)
             result = fn(block, self.runs, federation, *numbers, at, **options)
@@ -251,17 +453,15 @@ class OffloadedProgram(OffloadedNeeds):
 
     def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
         """Return models of new clients, with all state on the device; see `Program.personalize`."""
-        return self._device_program().personalize(states.to_host(), t, new_clients)
+        return Program.personalize(self._on_devices(), states.to_host(), t, new_clients)
 
     def backbone(self, states: HostStates, t: int) -> Tree | None:
         """Return the frozen leaves, with all state on the device; see `Program.backbone`."""
-        return self._device_program().backbone(states.to_host(), t)
+        return Program.backbone(self._on_devices(), states.to_host(), t)
 
-    def _device_program(self) -> Program:
-        """Return the same simulation with all state and samples on the devices."""
-        values = {name: getattr(self, name) for name in Program.__dataclass_fields__}
-        values["federation"] = place_on_devices(self.federation)
-        return Program(**values)
+    def _on_devices(self) -> "HostProgram":
+        """Return the program with all samples on the devices."""
+        return replace(self, federation=place_on_devices(self.federation))
 
     def to_host(self, states: HostStates) -> State:
         """Return all states on the host; see `Program.to_host`."""
@@ -278,21 +478,7 @@ class OffloadedProgram(OffloadedNeeds):
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostStates) -> HostStates:
         """Return the states of a checkpoint; see `Program.restored`."""
         states = self.start().restored(trees)
-        return states._replace(device=self.put(states.device, RUNS))
-
-
-def offloaded_program(program: Program, folder: Path | None = None) -> OffloadedProgram:
-    """Return the same simulation with per-client state in host memory.
-
-    Raises:
-      InputError: the algorithm or the participation does not allow it.
-    """
-    fields = {name: getattr(program, name) for name in Program.__dataclass_fields__}
-    fields["federation"] = replace(program.federation, data=process_local(program.federation.data))
-    limit = (memory.physical() or float("inf")) * state_store.MEMORY
-    moved = OffloadedProgram(**fields, folder=folder, limit=limit)
-    moved.check()
-    return moved
+        return states._replace(device=self._put(states.device, RUNS))
 
 
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))

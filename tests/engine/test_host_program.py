@@ -10,8 +10,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import streamed
-from fedjax_pfl.engine import arguments, offloaded_needs
+from fedjax_pfl.engine import arguments, host_reads
 from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.host_states import HostStates
 from fedjax_pfl.engine.state_store import Address, HostStore, Reader
 from fedjax_pfl.execution.mesh import mesh_of
@@ -27,7 +28,7 @@ OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3
 @pytest.fixture(autouse=True)
 def everything_on_the_host(monkeypatch):
     """Toys are so small that their state would stay on the device."""
-    monkeypatch.setattr(offloaded_needs.OffloadedNeeds, "small", 8)
+    monkeypatch.setattr(HostProgram, "small", 8)
 
 
 def federation(where, **options):
@@ -182,7 +183,7 @@ def test_a_program_that_reads_others_rows_is_known():
 
 
 def test_processes_do_not_read_others_rows(monkeypatch):
-    monkeypatch.setattr(offloaded_needs, "is_distributed", lambda: True)
+    monkeypatch.setattr(host_reads, "is_distributed", lambda: True)
     with pytest.raises(pfl.InputError, match="fedamp needs models"):
         arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
 
