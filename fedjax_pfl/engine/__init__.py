@@ -6,8 +6,9 @@ from fedjax_pfl.engine.memory import Memory
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
 from fedjax_pfl.engine.program import Lowered
 from fedjax_pfl.engine.progress import LiveCurves
+from fedjax_pfl.engine.round_state import RoundState
 from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
-from fedjax_pfl.engine.simulation import RoundState, Simulation
+from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
 from fedjax_pfl.federation.data_sharding import distribute
 

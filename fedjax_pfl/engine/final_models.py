@@ -29,17 +29,15 @@ from fedjax_pfl.utils.typing import Stack, State, Tree
 
 @dataclass(frozen=True)
 class Final:
-    """Final state of a simulation, which provides the models of its clients and of new ones.
+    """State of a simulation after some rounds, with the models of its clients and of new ones.
 
     Attributes:
       program: of all requested rounds, on which schedules depend.
       padded_states: the states after the last round, on the devices.
-      done: rounds simulated; None for all.
     """
 
     program: Program
     padded_states: State
-    done: int | None = None
 
     @property
     def states(self) -> State:
@@ -181,7 +179,7 @@ class Final:
 
     def _last(self) -> int:
         """Return the number of the last round, counted from 0."""
-        return (self.program.rounds if self.done is None else self.done) - 1
+        return self.program.rounds - 1
 
 
 def _at(place: tuple[int, ...], tree: Tree) -> Tree:

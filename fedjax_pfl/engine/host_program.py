@@ -25,7 +25,7 @@ Results have the same bits as with all state on the device where clients run one
 (`client_execution="map"`), and their checkpoints can be continued either way.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
@@ -47,7 +47,7 @@ from fedjax_pfl.engine.compiled import (
 )
 from fedjax_pfl.engine.host_states import HostStates
 from fedjax_pfl.engine.memory import Memory, nbytes, physical
-from fedjax_pfl.engine.program import Call, Program
+from fedjax_pfl.engine.program import Call, Lowered, Program
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import Address, HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
@@ -59,7 +59,7 @@ from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast, by_field
-from fedjax_pfl.utils.typing import Stack, State, Tree
+from fedjax_pfl.utils.typing import Device, Stack, State, Tree
 
 ONE_ROUND = {"capacity": 1, "adapt": None, "scored": ()}  # static arguments of its program
 
@@ -206,24 +206,19 @@ class HostProgram(Program):
 
     # Shapes of programs.
 
-    def calls(self, home: Any = None) -> list[Call]:
-        """Return a round, and the scoring of a block, on a device `home`; nothing is traced."""
+    def calls(self) -> list[Call]:
+        """Return a round, and the scoring of a block; nothing is traced."""
         cohort, zero = self.federation.participation.cohort_size, np.int32(0)
         numbers = zero, zero, np.int32(self.rounds), zero
-        one_round = self._call(
-            advance, (cohort, self.members), self.round_splits, numbers, ONE_ROUND, home
-        )
-        adapt = {"adapt": self.adapt}
-        scoring = self._call_of_block(scores, self.scored_splits, adapt, home)
+        clients = cohort, self.members
+        one_round = self._call(advance, clients, self.round_splits, numbers, **ONE_ROUND)
+        scoring = self.call_of_block(scores, self.scored_splits, adapt=self.adapt)
         return [one_round, *[scoring] * (self.scored != ())]
 
-    def call_of_models(self) -> Call:
-        """Return the models of a block; nothing is traced."""
-        return self._call_of_block(models, self.model_splits, {}, None)
-
-    def _call_of_block(self, fn: Any, splits: tuple[str, ...], options: Any, home: Any) -> Call:
+    def call_of_block(self, fn: Any, splits: tuple[str, ...], **options: Any) -> Call:
+        """Return a function of a block of clients, such as `models`; nothing is traced."""
         numbers = np.int32(0), np.int32(self.rounds), np.zeros(self.width, np.int32)
-        return self._call(fn, (self.width, self.width), splits, numbers, options, home)
+        return self._call(fn, (self.width, self.width), splits, numbers, **options)
 
     def _call(
         self,
@@ -231,28 +226,27 @@ class HostProgram(Program):
         clients: tuple[int, int],
         splits: tuple[str, ...],
         numbers: tuple,
-        options: dict[str, Any],
-        home: Any,
+        **options: Any,
     ) -> Call:
-        """Return a program for (rows, different clients), its numbers and static options."""
+        """Return a function for (rows, different clients) and their samples."""
         data = self.data.of(np.zeros(1, np.int64), splits, clients[1])
         federation, states = replace(self.federation, data=data), self._shapes_of(clients[0])
-        shapes = shapes_on(
-            home, (states.device, states.rows, states.address, self.runs, federation, numbers)
+        given, *others = shapes_on(None, (states, self.runs, federation, *numbers))
+        given = replace(
+            given,
+            device=place(given.device, self.mesh, RUNS),
+            rows=place(given.rows, self.mesh, RUNS, CLIENTS),
         )
-        device, rows, address, runs, there, numbers = shapes
-        device, rows = place(device, self.mesh, RUNS), place(rows, self.mesh, RUNS, CLIENTS)
-        given = replace(states, device=device, rows=rows, address=address)
+        runs, there, *rest = others
+        operands = given, runs, place(there, self.mesh), *rest
         devices = self.federation.execution.all_devices
         # Two cohorts; each of several processes gives rows of the size of the cohort.
         copies = 2 + is_distributed() * count()
         state = devices * nbytes(states.device) + copies * nbytes(states.rows)
         pool = nbytes((data.samples, data.labels))
-        return Call(
-            partial(fn.trace, given, runs, place(there, self.mesh), *numbers, **options),
-            Memory(devices * (nbytes(federation) + pool), state, working=0),
-            devices * nbytes((states.device, federation)) + nbytes(states.rows),
-        )
+        held = Memory(devices * (nbytes(federation) + pool), state, working=0)
+        arguments = devices * nbytes((states.device, federation)) + nbytes(states.rows)
+        return Call(partial(fn.trace, *operands, **options), held, arguments)
 
     def _shapes_of(self, clients: int) -> PartialStates:
         """Return shapes of states with rows of `k` clients on the devices."""
@@ -269,20 +263,16 @@ class HostProgram(Program):
         with host_reads.as_declared(self.runs.algorithm):
             return super().memory()
 
-    def _traced_on(self, home: Any) -> tuple[jax.stages.Traced, jax.stages.Traced]:
-        """Trace as `Program` does.
+    def lowered(self, devices: Sequence[Device]) -> Lowered:
+        """Refuse to lower programs of which no plan counts what moves between them.
 
         Raises:
-          InputError: rounds read rows of others while they run, which no plan counts.
+          InputError: always.
         """
-        if self.reads == "others":
-            raise InputError(
-                "A plan does not count the models of other clients that rounds read from host "
-                "memory: take client_state='device'."
-            )
-        shell = replace(self.federation, data=self.data.shell)
-        operands = shapes_on(home, (self.runs, shell, np.int32(self.rounds)))
-        return first_leaves.trace(*operands, layout=self.layout), self.calls(home)[0].trace()
+        raise InputError(
+            "A plan does not count what moves between host memory and the devices: take "
+            "client_state='device'."
+        )
 
     @cached_property
     def unscored(self) -> dict[str, np.ndarray]:

@@ -6,12 +6,23 @@ from dataclasses import replace
 import jax
 
 from fedjax_pfl.engine.host_program import HostProgram
+from fedjax_pfl.engine.memory import available
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.tpu_memory import resident
+from fedjax_pfl.execution import processes
 from fedjax_pfl.federation.data_sharding import distribute
+from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError, gigabytes
 
 NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
+
+
+def available_to(federation: Federation) -> int | None:
+    """Return the memory of all processes together, based on the smallest; None if unknown."""
+    each = max(federation.execution.all_devices // processes.count(), 1)
+    limits = processes.exchange(available(each))
+    known = [limit for limit in limits if limit is not None]
+    return min(known) * len(limits) if len(known) == len(limits) else None
 
 
 def check_held(program: Program, limit: int | None) -> None:

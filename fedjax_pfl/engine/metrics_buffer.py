@@ -1,11 +1,13 @@
-"""Host buffers of a simulation's measurements, filled chunk by chunk."""
+"""Measurements of a simulation on the host, chunk by chunk."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -15,55 +17,72 @@ def _host(leaf: jax.Array) -> np.ndarray:
     return copy.astype(np.float32) if copy.dtype.name in ("bfloat16", "float16") else copy
 
 
+@dataclass(frozen=True)
 class MetricsBuffer:
-    """Measurements of all chunks on the host."""
+    """Measurements of the past rounds.
 
-    def __init__(self, eval_every: int, rounds: int, matrix_rounds: Sequence[int]):
-        self.rounds: int = rounds
-        self.matrix_rounds: list[int] = sorted({int(r) for r in matrix_rounds})
-        self.eval_every: int = eval_every
-        self.done: int = 0
-        self.parts: list[Tree] = []
-        self.matrices: list[Tree] = []
-        self.paces: list[float] = []
+    Attributes:
+      eval_every, rounds: of the simulation.
+      matrix_rounds: rounds, counted from 1, whose matrices are kept; None for all.
+      parts: measurements of chunks of rounds, leaves [R, length, ...].
+      matrices: of the kept rounds so far.
+      paces: seconds of each past round.
+    """
 
-    def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> None:
+    eval_every: int
+    rounds: int
+    matrix_rounds: Sequence[int] | None
+    parts: tuple[Tree, ...] = ()
+    matrices: tuple[Tree, ...] = ()
+    paces: tuple[float, ...] = ()
+
+    @property
+    def done(self) -> int:
+        return len(self.paces)
+
+    def keeps(self, after: int) -> list[int]:
+        """Return the rounds up to one whose matrices are kept."""
+        wanted = range(1, after + 1) if self.matrix_rounds is None else self.matrix_rounds
+        return [r for r in wanted if r <= after]
+
+    def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> "MetricsBuffer":
+        """Return the measurements with those of a further chunk."""
         # Whole buffers are fetched and cut here: cutting on the device compiles for each length.
-        self.parts.append(jax.tree.map(lambda leaf: _host(leaf)[:, :length].copy(), buffers))
-        self.done += length
-        self.paces += [seconds / length] * length
-        if self.done in self.matrix_rounds:
-            self.matrices.append(jax.tree.map(_host, matrices))
+        part = jax.tree.map(lambda leaf: _host(leaf)[:, :length].copy(), buffers)
+        kept = self.done + length in self.keeps(self.done + length)
+        return replace(
+            self,
+            parts=(*self.parts, part),
+            matrices=(*self.matrices, *[jax.tree.map(_host, matrices)] * kept),
+            paces=(*self.paces, *[seconds / length] * length),
+        )
+
+    def _joined(self) -> Tree:
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
 
     def trees(self) -> dict[str, Tree]:
         """Return all measurements as arrays, for a checkpoint."""
-        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
-        self.parts = [joined]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
-        return {"records": joined, "matrices": stacked, "paces": np.asarray(self.paces)}
+        return {"records": self._joined(), "matrices": stacked, "paces": np.asarray(self.paces)}
 
-    def follow(self, past: "MetricsBuffer") -> None:
-        """Adopt the measurements of earlier rounds, whose last scores may be dropped."""
-        trees = past.trees()
-        self.done, self.paces = past.done, list(past.paces)
-        due = self._due()
-        records = dict(trees["records"])
-        records["scores"] = {
-            name: np.where(due[None, :, None], value, np.nan)
-            for name, value in records["scores"].items()
-        }
-        self.parts, self.matrices = [records], list(past.matrices)
+    def following(self, past: "MetricsBuffer") -> "MetricsBuffer":
+        """Return this one with the measurements of earlier rounds, without scores not due here."""
+        after = replace(self, matrices=past.matrices, paces=past.paces)
+        records, due = past._joined(), after._due()[None, :, None]
+        scores = {name: np.where(due, x, np.nan) for name, x in records["scores"].items()}
+        return replace(after, parts=(records | {"scores": scores},))
 
-    def restore(self, trees: dict[str, list[Any]], records: Any, matrices: Any) -> None:
-        """Invert `trees`, given the leaves and a chunk with their structures."""
-        self.parts = [jax.tree.unflatten(records, trees["records"])]
-        self.paces = trees["paces"][0].tolist()
-        self.done = len(self.paces)
-        seen = sum(r <= self.done for r in self.matrix_rounds)
-        stacked = trees["matrices"]
-        self.matrices = [
-            jax.tree.unflatten(matrices, [leaf[q] for leaf in stacked]) for q in range(seen)
+    def restored(
+        self, trees: Mapping[str, list[Any]], records: Any, matrices: Any
+    ) -> "MetricsBuffer":
+        """Return the measurements of `trees`' leaves, given the structures of a chunk's."""
+        paces, stacked = trees["paces"][0].tolist(), trees["matrices"]
+        kept = [
+            jax.tree.unflatten(matrices, [leaf[q] for leaf in stacked])
+            for q in range(len(self.keeps(len(paces))))
         ]
+        part = jax.tree.unflatten(records, trees["records"])
+        return replace(self, parts=(part,), matrices=tuple(kept), paces=tuple(paces))
 
     def latest(self, name: str) -> float | None:
         """Return the last mean of a score over runs and clients."""
@@ -71,7 +90,7 @@ class MetricsBuffer:
             scores = part["scores"].get(name)
             if scores is not None and not np.isnan(scores).all():
                 seen = ~np.isnan(scores).all(axis=(0, 2))
-                return float(np.nanmean(scores[:, np.flatnonzero(seen)[-1]]))
+                return float(mean_over_clients(scores[:, np.flatnonzero(seen)[-1]].ravel()))
         return None
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -80,10 +99,7 @@ class MetricsBuffer:
         if not self.parts:
             return np.zeros(0, int), np.zeros((1, 0))
         values = np.concatenate([part["scores"][name] for part in self.parts], axis=1)[:, due]
-        known = ~np.isnan(values)  # an infinite error counts
-        total = np.where(known, values, 0).sum(axis=-1, dtype=np.float64)
-        count = known.sum(axis=-1)
-        return np.flatnonzero(due) + 1, np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        return np.flatnonzero(due) + 1, mean_over_clients(values.astype(np.float64))
 
     def _due(self) -> np.ndarray:
         """Return which of the past rounds were scored, bool [done]."""
@@ -92,8 +108,8 @@ class MetricsBuffer:
 
     def seconds_per_round(self) -> float:
         # Whole periods of evaluation, so that it is included for all chunk lengths.
-        every = min(self.eval_every, len(self.paces))
-        complete = len(self.paces) // every * every
+        every = min(self.eval_every, self.done)
+        complete = self.done // every * every
         return float(np.median(np.reshape(self.paces[:complete], (-1, every)).mean(axis=1)))
 
     def collect(self, axes: tuple[int, int]) -> dict[str, Any]:
@@ -103,7 +119,7 @@ class MetricsBuffer:
             return leaf.reshape(axes[0], leaf.shape[0] // axes[0], *leaf.shape[1:])
 
         due = self._due()
-        joined = jax.tree.map(lambda *leaves: split(np.concatenate(leaves, axis=1)), *self.parts)
+        joined = jax.tree.map(split, self._joined())
         stacked = {}
         if self.matrices:
             stack = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *self.matrices)
@@ -116,5 +132,5 @@ class MetricsBuffer:
             "copies_up": joined["up"],
             "copies_down": joined["down"],
             "matrices": stacked,
-            "matrix_rounds": np.asarray([r for r in self.matrix_rounds if r <= self.done], int),
+            "matrix_rounds": np.asarray(self.keeps(self.done), int),
         }

@@ -36,7 +36,7 @@ class Lowered(NamedTuple):
 
     Attributes:
       start: program of the states before the first round.
-      rounds: program of a chunk of rounds, or of one round if clients' state is in host memory.
+      rounds: program of a chunk of rounds.
       federation: the federation with the program's lanes.
     """
 
@@ -147,19 +147,13 @@ class Program:
         # On a mesh only states are placed, and JAX distributes the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         with described_devices(devices):
-            start, rounds = self._traced_on(home)
+            _, runs, federation, *numbers = shapes_on(home, self._operands(None, 0, 0))
+            total = numbers[2]
+            states = shapes_on(home, jax.eval_shape(compiled.start, runs, federation, total))
+            states = placed(states, self.federation)
+            start = compiled.start.trace(runs, federation, total)
+            rounds = compiled.advance.trace(states, runs, federation, *numbers, **self._options)
             return Lowered(start.lower(), rounds.lower(), self.federation)
-
-    def _traced_on(self, home: Any) -> tuple[jax.stages.Traced, jax.stages.Traced]:
-        """Trace the first states and the rounds for a device `home`, or the mesh for None."""
-        _, runs, federation, *numbers = shapes_on(home, self._operands(None, 0, 0))
-        total = numbers[2]
-        states = shapes_on(home, jax.eval_shape(compiled.start, runs, federation, total))
-        states = placed(states, self.federation)
-        return (
-            compiled.start.trace(runs, federation, total),
-            compiled.advance.trace(states, runs, federation, *numbers, **self._options),
-        )
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
         """Run `length` <= capacity rounds from round `t`; `states` are donated.

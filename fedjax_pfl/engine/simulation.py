@@ -2,14 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine import arguments
@@ -17,15 +13,14 @@ from fedjax_pfl.engine import progress as engine_progress
 from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
-from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.host_program import HostProgram
-from fedjax_pfl.engine.memory import Memory, available
-from fedjax_pfl.engine.memory_fit import check_held, fit_memory
+from fedjax_pfl.engine.memory import Memory
+from fedjax_pfl.engine.memory_fit import available_to, check_held, fit_memory
 from fedjax_pfl.engine.program import Lowered, Program
-from fedjax_pfl.engine.run_result import result_so_far
+from fedjax_pfl.engine.round_state import ENDLESS, RoundState, begin
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
 from fedjax_pfl.engine.tpu_memory import resident
-from fedjax_pfl.execution import memory_maps, processes, shares
+from fedjax_pfl.execution import shares
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described_devices
@@ -34,26 +29,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
-from fedjax_pfl.utils.typing import Device, State, Tree
-
-ENDLESS = 2**30  # rounds of a run that its user ends; none of them is the last one
-
-
-@dataclass(frozen=True)
-class RoundState:
-    """The state of all runs between two rounds, as `Simulation.step` takes and returns it.
-
-    Attributes:
-      round: rounds done.
-      states: the algorithm's state, leaves [R, ...], of R runs (seeds outermost, then settings).
-      program: the compiled program that it belongs to.
-      simulation: whose state it is.
-    """
-
-    round: int
-    states: State
-    program: Program
-    simulation: "Simulation" = field(repr=False, compare=False)
+from fedjax_pfl.utils.typing import Device, Tree
 
 
 class Simulation:
@@ -96,7 +72,7 @@ class Simulation:
         self.algorithm, self.federation = algorithm, federation
         self.seeds, self.settings = seeds, settings
         self._options = {"eval_every": eval_every, "adapt": adapt, "score_clients": score_clients}
-        self._past: ChunkRunner | None = None
+        self._past: RoundState | None = None
 
     @checked
     def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
@@ -118,7 +94,7 @@ class Simulation:
         Raises:
           InputError: `run` would refuse these arguments, or for lack of memory.
         """
-        check_held(self._program(), _available(self.federation))
+        check_held(self._program(), available_to(self.federation))
 
     @short_locations()
     @checked
@@ -134,7 +110,7 @@ class Simulation:
         Raises:
           InputError: `run` would refuse these arguments; with `fit` also for lack of memory.
         """
-        limit = _available(self.federation) if fit else None
+        limit = available_to(self.federation) if fit else None
         return fit_memory(self._program(chunk=chunk), limit).memory()
 
     @short_locations()
@@ -190,8 +166,7 @@ class Simulation:
                     "whole run: call init(rounds=...)."
                 )
             program = replace(program, rounds=ENDLESS)
-        program = self._ready(program)
-        return RoundState(0, program.start(), program, self)
+        return begin(program, self)[0]
 
     @short_locations()
     @checked
@@ -205,20 +180,16 @@ class Simulation:
           The next state, and the measurements of the round by name: "scores" and "clients" by name,
           [R, N]; "scalars" by name, [R]; copies of each of the model's G blocks sent "up" and
           received "down", int32 [R, N, G]; "matrices" by name, [R, N, N], one for each block
-          [R, G, N, N], or a single row [R, 1, N].
+          [R, G, N, N], or a single row [R, 1, N]. `result()` of the state has those of all rounds.
 
         Raises:
           InputError: the state is no state of this simulation.
         """
         allowed = "a state that init() or step() of this simulation returned"
         require(state.simulation is self, "state", "another simulation's", allowed)
-        states = state.states
-        if not isinstance(state.program, HostProgram):  # which reuses its argument's memory
-            states = jax.tree.map(jnp.copy, states)
-        states, buffers, matrices = state.program.advance(states, state.round, 1)
-        metrics = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], buffers)
-        metrics["matrices"] = jax.tree.map(np.asarray, matrices)
-        return replace(state, round=state.round + 1, states=states), metrics
+        after = state.copied().advanced(1)
+        metrics = jax.tree.map(lambda leaf: leaf[:, 0], after.metrics.parts[-1])
+        return after, metrics | {"matrices": after.metrics.matrices[-1]}
 
     @short_locations()
     @checked
@@ -280,21 +251,29 @@ class Simulation:
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
         past = self._past if checkpoints is None else None
         if past is not None:
-            require_whole("rounds", rounds, past.done + 1)
+            require_whole("rounds", rounds, past.round + 1)
             if isinstance(past.program, HostProgram):
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
-        ready = partial(self._ready, folder=None if checkpoints is None else checkpoints.folder)
         called = [*engine_progress.shown(progress, self.algorithm.name), *called]
-        chunks = ChunkRunner(program, ready, recorded, checkpoints, patience, past, required)
-        so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks)
+        folder = None if checkpoints is None else checkpoints.folder
+        chunks = ChunkRunner(
+            self,
+            replace(program, folder=folder),
+            recorded,
+            called,
+            checkpoints,
+            patience,
+            past,
+            required,
+        )
         with ExitStack() as ending:  # a callback may raise
             for one in reversed(called):
                 ending.callback(getattr(one, "on_run_end", lambda: None))
-            chunks.run(chunk_seconds, called, so_far, longest)
+            state = chunks.run(chunk_seconds, longest)
         if checkpoints is not None:
             checkpoints.remove_if_empty()
-        self._past = chunks
-        return replace(so_far(), final=Final(chunks.program, chunks.states, chunks.done))
+        self._past = state
+        return state.result()
 
     def _program(
         self,
@@ -312,17 +291,3 @@ class Simulation:
             chunk=chunk,
             **self._options,
         )
-
-    def _ready(self, program: Program, folder: Path | None = None) -> Program:
-        """Return the program that fits, with files of its states in a folder."""
-        memory_maps.make_room()
-        program = fit_memory(program, _available(self.federation))
-        return replace(program, folder=folder) if isinstance(program, HostProgram) else program
-
-
-def _available(federation: Federation) -> int | None:
-    """Return the memory of all processes together, based on the smallest."""
-    each = max(federation.execution.all_devices // processes.count(), 1)
-    limits = processes.exchange(available(each))
-    known = [limit for limit in limits if limit is not None]
-    return min(known) * len(limits) if len(known) == len(limits) else None

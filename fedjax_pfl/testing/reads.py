@@ -1,6 +1,7 @@
 """Check that an algorithm declares whose state and samples its rounds need (`Algorithm.reads`)."""
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.engine.compiled import models
 from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
@@ -43,7 +44,7 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
 def _error(needs: HostProgram) -> str | None:
     """Return why the programs can't be traced, or None."""
     try:
-        for call in (*needs.calls(), needs.call_of_models()):
+        for call in (*needs.calls(), needs.call_of_block(models, needs.model_splits)):
             call.trace()
     except (TypeError, AttributeError, ValueError) as error:
         if not is_missing_rows(error):

@@ -175,10 +175,10 @@ def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, opt
         arguments.checked_program(pfl.make_algorithm(name), federation("host", **options))
 
 
-def test_a_program_that_reads_others_rows_is_known():
-    """And no plan is made of it: other tests run programs that do not read."""
+def test_no_plan_is_made_of_what_moves():
     program = arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
-    with pytest.raises(pfl.InputError, match="A plan does not count the models of other clients"):
+    assert program.reads == "others"
+    with pytest.raises(pfl.InputError, match="A plan does not count what moves"):
         program.lowered(jax.devices()[:1])
 
 

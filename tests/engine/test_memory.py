@@ -112,7 +112,7 @@ def test_memory_is_checked_without_compiling(monkeypatch):
     held = checked_program(ditto, device).held().total
 
     def check(federation, limit):
-        monkeypatch.setattr("fedjax_pfl.engine.simulation.available", lambda _: limit)
+        monkeypatch.setattr("fedjax_pfl.engine.memory_fit.available", lambda _: limit)
         with count_compilations() as compiled:
             pfl.Simulation(ditto, federation).check_memory()
         assert not compiled

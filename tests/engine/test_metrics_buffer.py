@@ -11,7 +11,7 @@ def test_rounds_are_counted_from_one():
     buffer = MetricsBuffer(2, 6, (4, 5))
     nothing = {"clients": {}, "scalars": {}, "up": np.zeros((1, 3)), "down": np.zeros((1, 3))}
     for length, scores in ((3, [[NAN, NAN], [1, 2], [NAN, NAN]]), (2, [[3, NAN], [NAN, NAN]])):
-        buffer.add(length, nothing | {"scores": {"mse": np.array([scores])}}, {}, 1.0)
+        buffer = buffer.add(length, nothing | {"scores": {"mse": np.array([scores])}}, {}, 1.0)
     rounds, means = buffer.curve("mse")
     assert rounds.tolist() == [2, 4] and means.tolist() == [[1.5, 3]]
     fields = buffer.collect((1, 1))

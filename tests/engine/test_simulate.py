@@ -87,8 +87,8 @@ def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():
     collector = MetricsBuffer(eval_every=2, rounds=7, matrix_rounds=())
     empty = {"scores": {}}
     for length, seconds in ((1, 1.0), (1, 5.0), (2, 8.0), (2, 2.0), (1, 99.0)):
-        collector.add(length, empty, {}, seconds)
-    assert collector.paces == [1, 5, 4, 4, 1, 1, 99]
+        collector = collector.add(length, empty, {}, seconds)
+    assert collector.paces == (1, 5, 4, 4, 1, 1, 99)
     assert collector.seconds_per_round() == 3  # the median of 3, 4 and 1; round 7 is half a period
 
 

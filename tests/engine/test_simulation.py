@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.simulation import RoundState
+from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
+from fedjax_pfl.engine.round_state import RoundState
 from fedjax_pfl.testing.toys import toy_federation
 from tests.engine.simulated import assert_same
 
@@ -51,12 +52,13 @@ def test_rounds_by_hand():
             np.testing.assert_array_equal(value, result.scores[name][:, 0, t])
         mixing = result.matrices["mixing"][:, 0, t]
         np.testing.assert_array_equal(metrics["matrices"]["mixing"], mixing)
+    assert_same(state.result(), result)
 
 
 def test_a_state_belongs_to_one_simulation():
     one, other = simulation(), simulation("local")
     with pytest.raises(pfl.InputError, match=r"state must be .* of this simulation"):
-        one.step(RoundState(0, (), other._program(), other))
+        one.step(RoundState(other._program(), (), MetricsBuffer(1, 1, ()), other))
 
 
 @pytest.mark.costly

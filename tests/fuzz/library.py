@@ -248,7 +248,7 @@ def registered():
 
 def calling(make: Callable):
     def attack(given):
-        stop = mock.patch("fedjax_pfl.engine.simulation.fit_memory", checked)
+        stop = mock.patch("fedjax_pfl.engine.round_state.fit_memory", checked)
         with stop, contextlib.suppress(Checked):
             given[0](**given[1])  # whatever it returns, it is accepted
 

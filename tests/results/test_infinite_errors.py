@@ -54,6 +54,7 @@ def test_lines_of_metrics(result):
 
 
 def test_curves_while_it_runs():
-    collector = MetricsBuffer(1, 1, ())
-    collector.add(1, {"scores": {NAME: np.array([[[1.0, np.inf, np.nan]]])}}, {}, 1.0)
+    collector = MetricsBuffer(1, 1, ()).add(
+        1, {"scores": {NAME: np.array([[[1.0, np.inf, np.nan]]])}}, {}, 1.0
+    )
     assert collector.curve(NAME)[1] == np.inf and collector.latest(NAME) == np.inf
