@@ -24,7 +24,7 @@ import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import writing
-from fedjax_pfl.results import partition_plots as plots
+from fedjax_pfl.data.partitions import partition_plots as plots
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import require
 

@@ -164,9 +164,7 @@ def cycle(found: Sequence[Import]) -> list[str]:
 
 def violations(root: Path, packages: Mapping[str, dict]) -> list[str]:
     """Return sentences on all errors."""
-    lazy = [pair for config in packages.values() for pair in config.get("lazy", ())]
-    every = imports(root, modules(root, list(packages)))
-    found = [one for one in every if [one.importer, one.imported] not in lazy]
+    found = imports(root, modules(root, list(packages)))
     numbers = layer_numbers(packages)
     messages = [
         f"{one.path}:{one.line}: {one.importer} imports {one.imported}: {wrong}."

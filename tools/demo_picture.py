@@ -16,6 +16,7 @@ from experiments.figures.runs import Run
 from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.plotting import heat
 from tools import arguments
 
 MIXED = "feddwa"
@@ -49,7 +50,7 @@ def draw(runs: Sequence[Run]):
     left.set_title(f"{len(runs[0].seeds)} seeds: mean, lowest and highest", fontsize=10)
     run = mixed[0]
     weights = run.matrix("mixing")[0, 0].mean(axis=0)
-    image = plots.heat(right, weights, Normalize(0, float(weights.max())))
+    image = heat(right, weights, Normalize(0, float(weights.max())))
     square_clients(right, run)
     right.set(xlabel="client that sends", ylabel="client that receives")
     right.set_title(f"{MIXED}: weights in round {int(run.matrix_rounds[0])}", fontsize=10)

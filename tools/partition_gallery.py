@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from experiments.cli import data_flags, shell
 from experiments.outputs.run_files import atomic_write
 from experiments.reproduction.datasets import blank
-from fedjax_pfl.results import partition_plots as plots
+from fedjax_pfl.data.partitions import partition_plots as plots
 from tools import arguments, settings_table
 
 # By file: the title, and presets by the titles of their pictures.

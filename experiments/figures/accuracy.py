@@ -8,6 +8,7 @@ import pandas as pd
 from fedjax_pfl.results import plots
 from fedjax_pfl.results.intervals import interval
 from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.plotting import ticks
 
 from ..outputs import line_styles
 from ..outputs.run_files import mean_over_clients
@@ -146,7 +147,7 @@ def by_client(
             {measure.column: np.array(each).T}, {"seed": run.seeds, "client": scored}, **facts
         )
     plots.tidy(axes, xlabel="client", ylabel=measure.axis, xlim=(-0.5, most - 0.5))
-    plots.ticks(axes.xaxis, most, 20)
+    ticks(axes.xaxis, most, 20)
     drawing.legend()
     drawing.title(
         f"{model} model, {split} samples, {SCORES[score]}; whiskers: lowest and highest seed, "

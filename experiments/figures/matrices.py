@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
-from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.plotting import client_ticks, heat
 
 from .drawing import SMALL, Drawing, figure, of_run
 from .runs import Run
@@ -46,7 +46,7 @@ def by_round(
     for row, one, layers in zip(drawing.rows, rows, chosen, strict=True):
         run, name, seed_shown, number, weights = one
         for axes, g in zip(row, layers, strict=True):
-            image = plots.heat(axes, weights[g], norm)
+            image = heat(axes, weights[g], norm)
             square_clients(axes, run)
             layer = run.blocks(len(weights))[g] if len(weights) > 1 else ""
             axes.set_title(layer, **SMALL)
@@ -118,8 +118,8 @@ def block_rows(run: Run, count: int, words: str) -> list[int]:
 def square_clients(axes: Axes, run: Run) -> None:
     """Draw square cells of a matrix, ticks of the clients, and lines between groups."""
     axes.set_aspect("equal")
-    plots.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
-    plots.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
+    client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
+    client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
     for border in group_borders(run):
         axes.axhline(border, color="0.45", linewidth=0.6)
         axes.axvline(border, color="0.45", linewidth=0.6)

@@ -38,7 +38,8 @@ from matplotlib.figure import Figure
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
-from fedjax_pfl.results import comparison_plots, harm, partition_plots, plots
+from fedjax_pfl.data.partitions import partition_plots
+from fedjax_pfl.results import comparison_plots, harm, plots
 from fedjax_pfl.results.headlines import DEFAULT
 from fedjax_pfl.results.names import COUNTS
 

@@ -4,34 +4,27 @@ Every function returns a `matplotlib.figure.Figure`; `figure.savefig(path)` writ
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis, XAxis, YAxis
-from matplotlib.backend_bases import RendererBase
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import QuadMesh
-from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 
 from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+from fedjax_pfl.utils.plotting import COLOURS, HEAT, canvas, client_ticks
 
 if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
 
-# Okabe and Ito's colours, distinct for any colour vision; yellow is too pale for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[Any, ...] = (
     "-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)),
 )  # fmt: skip
@@ -39,25 +32,8 @@ LINE_MARKERS = (None, "o", "s", "^")  # of further lines
 STYLES = len(COLOURS) * len(DASHES) * len(LINE_MARKERS)  # so many all differ
 MARKERS = "osD^vP*X"  # of points
 GREY = "0.72"
-HEAT = "YlGnBu"  # zeros are masked and stay white
-# The same without the palest colours: small values must differ from zeros, which are white.
-SHADES = ListedColormap(colormaps[HEAT](np.linspace(0.12, 1.0, 256)))
-DPI = 150
 _PANEL = 3.0  # inches, side of one matrix
 _MOST = 1000  # clients along one side of a picture of a matrix
-
-
-class Picture(Figure):
-    """A figure that shows texts literally: a `$` in a name begins no mathematics."""
-
-    def draw(self, renderer: RendererBase) -> None:
-        with rc_context({"text.parse_math": False}):  # ticks make texts while they are drawn
-            for text in self.findobj(Text):
-                if text.get_wrap():  # whose width Matplotlib takes as that of mathematics
-                    text.set_text(re.sub(r"(?<!\\)\$", r"\\$", text.get_text()))
-                else:
-                    text.set_parse_math(False)
-            super().draw(renderer)
 
 
 _CHOSEN: ContextVar[Mapping[int, str]] = ContextVar("chosen colours", default=MappingProxyType({}))
@@ -92,11 +68,6 @@ def style(k: int) -> dict[str, Any]:
 def marker(k: int) -> str:
     """Return the k-th marker."""
     return MARKERS[k % len(MARKERS)]
-
-
-def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure with a size in inches."""
-    return Picture(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def band(
@@ -134,29 +105,6 @@ def tidy(axes: Axes, **labels: Any) -> None:
     axes.set(**labels)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def heat(
-    axes: Axes,
-    values: np.ndarray,
-    norm: Normalize,
-    cmap: str | Colormap = SHADES,
-    blank: float | None = 0.0,
-    **options: Any,
-) -> QuadMesh:
-    """Draw a matrix [rows, columns] as a mesh in which every cell is visible.
-
-    Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
-    """
-    values = np.ma.masked_invalid(np.asarray(values, float))
-    values = values if blank is None else np.ma.masked_equal(values, blank)
-    rows, columns = values.shape
-    image = axes.pcolormesh(
-        np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, values, cmap=cmap, norm=norm,
-        rasterized=True, **options,
-    )  # fmt: skip
-    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    return image
 
 
 def accuracy_curves(
@@ -271,24 +219,3 @@ def mixing_heatmaps(
     figure.colorbar(scale, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
     figure.suptitle(title, fontsize=11, wrap=True)
     return figure
-
-
-def ticks(axis: Axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
-    """Label an axis with whole numbers from 0 to `count`, or names.
-
-    At most `most` of them, so that labels never touch.
-    """
-    steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, max(count, 1))
-    step = next(s for s in steps if count / s <= most or s == steps[-1])
-    where = range(0, count, step)
-    axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])
-
-
-def client_ticks(
-    axis: XAxis | YAxis, count: int, most: float = 10, names: Sequence[str] | None = None
-) -> None:
-    """Label an axis with clients, by their names if any."""
-    ticks(axis, count, most, names or None)
-    if names and axis.axis_name == "x":
-        for label in axis.get_ticklabels():
-            label.set(rotation=45, ha="right", rotation_mode="anchor")

@@ -281,7 +281,7 @@ class Partition:
           dataset: the data set that was partitioned.
           title: title of the figure; the rule's name by default.
         """
-        from fedjax_pfl.results import partition_plots  # matplotlib is slow to import
+        from fedjax_pfl.data.partitions import partition_plots  # matplotlib is slow to import
 
         if dataset is None:
             return partition_plots.size_bars(self, title)

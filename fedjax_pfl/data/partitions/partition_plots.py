@@ -5,17 +5,19 @@ Every function returns a `matplotlib.figure.Figure`, which needs no display and 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.statistics import SPLITS, partition_statistics
-from fedjax_pfl.results.plots import COLOURS, canvas, client_ticks, heat, ticks
 from fedjax_pfl.utils.errors import InputError, require, shown
+from fedjax_pfl.utils.plotting import COLOURS, canvas, client_ticks, heat, ticks
+
+if TYPE_CHECKING:
+    from fedjax_pfl.data.partitions.partition import Partition
 
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
@@ -23,7 +25,7 @@ _SINGLE_BARS = 400  # more are narrower than two pixels, and each costs millisec
 
 
 def heatmap(
-    partition: Partition,
+    partition: "Partition",
     labels: Any,
     num_classes: int,
     title: str | None = None,
@@ -58,7 +60,7 @@ def heatmap(
     return figure
 
 
-def size_bars(partition: Partition, title: str | None = None) -> Figure:
+def size_bars(partition: "Partition", title: str | None = None) -> Figure:
     """Plot each client's samples as stacked bars of its splits, and their mean.
 
     Args:
@@ -79,7 +81,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
 
 
 def comparison(
-    partitions: Mapping[str, Partition],
+    partitions: Mapping[str, "Partition"],
     labels: Any,
     num_classes: int,
     title: str | None = None,
@@ -123,7 +125,7 @@ def comparison(
 
 
 def label_map(
-    partition: Partition, title: str | None = None, class_names: Sequence[str] | None = None
+    partition: "Partition", title: str | None = None, class_names: Sequence[str] | None = None
 ) -> Figure:
     """Plot the label that each client sees for a class; unchanged labels are white.
 
@@ -160,7 +162,7 @@ def label_map(
     return figure
 
 
-def _bars(axes, partition: Partition) -> None:
+def _bars(axes, partition: "Partition") -> None:
     bottom = np.zeros(partition.num_clients)
     clients = np.arange(partition.num_clients)
     for k, split in enumerate(SPLITS):

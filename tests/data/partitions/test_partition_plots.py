@@ -5,10 +5,10 @@ import pytest
 from matplotlib import pyplot
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
+from fedjax_pfl.data.partitions import partition_plots as plots
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.errors import InputError
 from tests.results.legible import assert_legible
 
