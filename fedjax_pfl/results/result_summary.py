@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_pfl.results import drift, privacy
 from fedjax_pfl.results.headlines import one_number
+from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.results.notes import (
     aggregation_remarks,
     named,
@@ -76,7 +77,7 @@ def summary(result: "Result", setting: int) -> dict[str, Any]:
             "worst_decile": float(result.worst_decile()[:, setting].mean()),
         },
         f"final_{measure.name}_by_model": {
-            name.removesuffix(end): _mean_of_known(values[:, setting, -1])
+            name.removesuffix(end): float(mean_over_clients(values[:, setting, -1].ravel()))
             for name, values in result.scores.items()
             if name.endswith(end)
         },
@@ -114,8 +115,3 @@ def _metrics(result: "Result", setting: int) -> dict[str, Any]:
         known = {"final_mean": np.nanmean(curve[:, -1]), "best_mean": np.nanmean(best)}
         numbers[one.name] = {name: float(value) for name, value in known.items()}
     return numbers
-
-
-def _mean_of_known(values: np.ndarray) -> float:
-    """Return the mean without NaN; NaN if all are."""
-    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_pfl.results import headlines
+from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, TRAINED
 from fedjax_pfl.utils.boundary import checked
@@ -92,11 +93,7 @@ class Scored(Measurements):
         self, model: str = PERSONALIZED, split: str = "test", metric: str | None = None
     ) -> np.ndarray:
         """Return the plain mean of a measure over clients, [S, H, E]; NaN without scores."""
-        accuracy = self.values(model, split, metric)
-        mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), ~np.isnan(accuracy)
-        scored = some.any(axis=-1)
-        mean[scored] = np.nanmean(accuracy[scored], axis=-1)
-        return mean
+        return mean_over_clients(self.values(model, split, metric))
 
     def copies(self) -> dict[str, np.ndarray]:
         """Return the means of "trained" or "adapted" copies after the last round, [S, H]."""
@@ -116,12 +113,7 @@ class Scored(Measurements):
         accuracy = self.values(model).astype(np.float64)
         if not self.measure().pools:
             return np.full(accuracy.shape[:-1], np.nan)
-        known = ~np.isnan(accuracy)  # an infinite error counts
-        correct = np.where(known, accuracy, 0) * self.test_sizes
-        if self.measure() == ACCURACY:
-            correct = np.rint(correct)
-        total = (known * self.test_sizes).sum(-1)
-        return np.where(total > 0, correct.sum(-1) / np.maximum(total, 1), np.nan)
+        return mean_over_clients(accuracy, self.test_sizes, counts=self.measure() == ACCURACY)
 
     def headline(self, name: str = headlines.DEFAULT, model: str = PERSONALIZED) -> np.ndarray:
         """Return one number for each run, [S, H]; accuracies are fractions.
@@ -196,12 +188,8 @@ class Scored(Measurements):
         if next_round:
             took_part = np.roll(took_part, -1, axis=2)
             took_part[:, :, -1] = False
-        weights = took_part[:, :, self.eval_rounds - 1] & ~np.isnan(accuracy)
-        weights = weights * (self.test_sizes if pooled else 1.0)
-        total = weights.sum(-1)
-        accuracy = np.where(weights > 0, accuracy, 0)  # an infinite error counts
-        mean = (accuracy * weights).sum(-1) / np.where(total > 0, total, 1)
-        return np.where(total > 0, mean, np.nan)
+        there = took_part[:, :, self.eval_rounds - 1]
+        return mean_over_clients(accuracy, there * (self.test_sizes if pooled else 1))
 
     def worst_decile(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the mean over the worst tenth of clients after the last round, [S, H].
