@@ -5,16 +5,13 @@ much better a client's model is on its previous concept when the next change com
 ends, than it was before the change. It is negative where models forget.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_pfl.results.names import PERSONALIZED, PREVIOUS
+from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from fedjax_pfl.results.scores import Scored
-
 
 RECOVERED = 0.9  # part of the drop that is undone
 
@@ -51,7 +48,7 @@ class Change(NamedTuple):
         return {k: float(v) if np.isfinite(v) else None for k, v in values.items()} | counts
 
 
-def changes(result: "Scored", setting: int = 0, model: str = PERSONALIZED) -> list[Change]:
+def changes(result: Scored, setting: int = 0, model: str = PERSONALIZED) -> list[Change]:
     """Return what happens at each change of concept; see `Result.changes`."""
     if "concept" not in result.clients:
         raise InputError("No concept drift in this result: give drift and drift_rounds.")
@@ -105,7 +102,7 @@ def _first(curves: np.ndarray, level: float) -> float:
     return np.inf
 
 
-def summary(result: "Scored", setting: int) -> dict[str, Any]:
+def summary(result: Scored, setting: int) -> dict[str, Any]:
     """Return entries for a result's summary: the changes' means, or nothing without drift."""
     if "concept" not in result.clients or f"{PERSONALIZED}/{PREVIOUS}/loss" not in result.scores:
         return {}

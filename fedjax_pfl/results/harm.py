@@ -5,17 +5,15 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.results.table import Column
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
-
-if TYPE_CHECKING:
-    from fedjax_pfl.results.scores import Scored
 
 BASELINES = ("local", "fedavg")  # with which tables compare
 WIN, HARMED, MEAN_HARM, TENTH = "win_rate", "harmed", "mean_harm", "tenth_percentile"
@@ -113,7 +111,7 @@ class Gains:
 
 
 def gains(
-    result: "Scored", baseline: "Scored", model: str = PERSONALIZED, split: str = "test"
+    result: Scored, baseline: Scored, model: str = PERSONALIZED, split: str = "test"
 ) -> Gains:
     """Return the gains of `Result.gains`."""
     for one in (result, baseline):
@@ -140,7 +138,7 @@ def gains(
     return Gains(values, errors, seeds, np.asarray(result.client_ids), measure)
 
 
-def _last(result: "Scored", seeds: tuple[int, ...], model: str, split: str) -> np.ndarray:
+def _last(result: Scored, seeds: tuple[int, ...], model: str, split: str) -> np.ndarray:
     at = [result.seeds.index(seed) for seed in seeds]
     return result.values(model, split)[at, 0, -1].astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""Measurements of a simulation: arrays with the axes (seed, setting, round, client)."""
+"""Measurements of a simulation by (seed, setting, round, client), with traffic and computation."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 @dataclass(frozen=True)
 class Measurements:
-    """Fields of a `Result`, which describes them."""
+    """Fields of a `Result`, which describes them, with divergence, traffic and computation."""
 
     algorithm: str
     hyperparameters: dict[str, Any]
@@ -70,3 +70,90 @@ class Measurements:
         inside = 0 <= number < self.num_settings
         require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
         return number
+
+    def diverged(self) -> list[tuple[int, int, int, int]]:
+        """Return (seed, setting, round, permanent client id) of each diverged training."""
+        return self._places("diverged")
+
+    def nonfinite(self) -> list[tuple[int, int, int, int]]:
+        """Return (seed, setting, round, client id) of each non-finite aggregation."""
+        return self._places("nonfinite")
+
+    def _places(self, flag: str) -> list[tuple[int, int, int, int]]:
+        """Return (seed, setting, round, client id) where a record of clients is true."""
+        places = np.argwhere(self.clients.get(flag, np.zeros((0, 0, 0, 0), bool)))
+        ids = self.client_ids
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in places]
+
+    def server_nonfinite(self) -> list[tuple[int, int, int]]:
+        """Return (seed, setting, round) of each non-finite server state."""
+        places = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
+        return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in places]
+
+    def traffic(self) -> dict[str, np.ndarray]:
+        """Return the bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
+        size = self.block_sizes.astype(np.int64) * self.item_bytes
+        sent = {
+            "up": self.copies_up.astype(np.int64)
+            @ (size if self.upload_bytes is None else self.upload_bytes),
+            "down": self.copies_down.astype(np.int64) @ size,
+        }
+        for way in sent:
+            if (numbers := self.clients.get(f"numbers_{way}")) is not None:
+                sent[way] += numbers.astype(np.int64) * self.item_bytes
+        return sent
+
+    def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
+        """Return megabytes (1e6 bytes) per participating client and round.
+
+        Raises:
+          InputError: no such setting.
+        """
+        setting = self.checked_setting(setting)
+        present = max(int(self.clients["participated"][:, setting].sum()), 1)
+        sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
+        return {way: total / present / 1e6 for way, total in sent.items()}
+
+    def flops(self) -> np.ndarray | None:
+        """Return FLOPs of each client's local training, float64 [S, H, T, N]; None if unknown.
+
+        Clients that diverge count too. A last minibatch that is not full costs as much as a full
+        one. Forward passes outside of local steps are included.
+        """
+        if self.flops_per_step is None or "local_steps" not in self.clients:
+            return None
+        steps = self.clients["local_steps"] * float(self.flops_per_step)
+        passes = self.clients.get("forward_samples")
+        if passes is None:
+            return steps
+        return None if self.flops_per_forward is None else steps + passes * self.flops_per_forward
+
+    def computation(self, setting: int = 0) -> dict[str, float | None]:
+        """Return totals of local training; a GFLOP is 1e9 floating-point operations.
+
+        "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
+        that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where
+        forward passes were counted, "flops_per_forward" and "forward_samples_per_client_round" too.
+
+        Raises:
+          InputError: no such setting.
+        """
+        setting = self.checked_setting(setting)
+        present, done = max(int(self.clients["participated"][:, setting].sum()), 1), self.flops()
+        total = None if done is None else float(done[:, setting].sum()) / 1e9
+        runs = len(self.seeds) * self.num_clients
+
+        def counted(name: str) -> float | None:
+            counts = self.clients.get(name)
+            return None if counts is None else int(counts[:, setting].sum(dtype=np.int64)) / present
+
+        numbers = {
+            "flops_per_step": self.flops_per_step,
+            "local_steps_per_client_round": counted("local_steps"),
+            "gflop_per_client_round": None if total is None else total / present,
+            "gflop_per_client": None if total is None else total / runs,
+        }
+        if "forward_samples" in self.clients:
+            numbers["flops_per_forward"] = self.flops_per_forward
+            numbers["forward_samples_per_client_round"] = counted("forward_samples")
+        return numbers

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,14 +16,12 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedjax_pfl.results import result_table
 from fedjax_pfl.results.names import PERSONALIZED
-from fedjax_pfl.utils.errors import require
+from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.utils.errors import require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from fedjax_pfl.utils.plotting import COLOURS, HEAT, canvas, client_ticks
-
-if TYPE_CHECKING:
-    from fedjax_pfl.results.result import Result
-
 
 DASHES: tuple[Any, ...] = (
     "-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)),
@@ -108,7 +106,7 @@ def tidy(axes: Axes, **labels: Any) -> None:
 
 
 def accuracy_curves(
-    results: Mapping[str, "Result"],
+    results: Mapping[str, Scored],
     model: str = PERSONALIZED,
     split: str = "test",
     setting: int = 0,
@@ -219,3 +217,32 @@ def mixing_heatmaps(
     figure.colorbar(scale, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
     figure.suptitle(title, fontsize=11, wrap=True)
     return figure
+
+
+def plot_curves(result: Scored, model: str, split: str) -> Figure:
+    """Plot mean accuracy by round, a line for each setting; see `Result.plot`."""
+    result.require_scores()
+    values = result.curve(model, split)
+    lines = {name: values[:, h] for h, name in enumerate(result_table.setting_names(result))}
+    return curves(lines, dict.fromkeys(lines, result.eval_rounds), measure=result.measure())
+
+
+def plot_mixing(
+    result: Scored, name: str | None, round: int | None, run: tuple[int, int]
+) -> Figure:
+    """Plot heat maps of a recorded matrix in one run (seed, setting); see `Result.plot_mixing`."""
+    known = [key for key, m in result.matrices.items() if m.ndim in (5, 6)]
+    require(bool(known), "matrices", [], "recorded, as mixing algorithms do")
+    name = known[0] if name is None else name
+    require_name("matrix", name, known)
+    recorded = result.matrix_rounds.tolist()
+    rounds = recorded if round is None else [round]
+    require(rounds[0] in recorded, "round", round, f"one of {recorded}")
+    values = result.matrices[name][run][[recorded.index(one) for one in rounds]]
+    names = result_table.named_settings(result.settings)
+    title = ", ".join([result.algorithm, *names[run[1] : run[1] + 1]])
+    title += f": {name}, seed {result.seeds[run[0]]}"
+    grouped = values.ndim == 4 and values.shape[1] == len(result.blocks)
+    return mixing_heatmaps(
+        values, rounds, title, result.blocks if grouped else None, result.client_names
+    )

@@ -19,7 +19,6 @@ from fedjax_pfl.results import (
     result_table,
     significance,
 )
-from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.boundary import checked
@@ -37,7 +36,7 @@ PATIENCE_ENDED, STOP_REQUESTED = "patience", "asked"  # why rounds may have ende
 
 
 @dataclass(frozen=True)
-class Result(Scored, Costs):
+class Result(Scored):
     """Measurements of a simulation, with summaries, tables, figures and files.
 
     Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).
@@ -195,9 +194,9 @@ class Result(Scored, Costs):
         Raises:
           InputError: no scores of that model and split, or no round was scored.
         """
-        from fedjax_pfl.results import result_plots  # matplotlib, slow
+        from fedjax_pfl.results import plots  # matplotlib, slow
 
-        return result_plots.plot_curves(self, model, split)
+        return plots.plot_curves(self, model, split)
 
     @checked
     def plot_mixing(
@@ -219,9 +218,9 @@ class Result(Scored, Costs):
         Raises:
           InputError: no such matrix, round, seed or setting.
         """
-        from fedjax_pfl.results import result_plots  # matplotlib, slow
+        from fedjax_pfl.results import plots  # matplotlib, slow
 
-        return result_plots.plot_mixing(self, name, round, self._run(seed, setting))
+        return plots.plot_mixing(self, name, round, self._run(seed, setting))
 
     @checked
     def to_xarray(self) -> "xr.Dataset":

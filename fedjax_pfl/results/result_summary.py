@@ -1,6 +1,6 @@
 """The summary of a result: numbers of one setting, and one line of text."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from fedjax_pfl.results.notes import (
     scored_clients,
     without_steps,
 )
-
-if TYPE_CHECKING:
-    from fedjax_pfl.results.result import Result
+from fedjax_pfl.results.scores import Scored
 
 
-def one_line(result: "Result") -> str:
+def one_line(result: Scored) -> str:
     """Return the size of a result, its headline and remarks as one line of text."""
     text = (
         f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds, "
@@ -48,7 +46,7 @@ def one_line(result: "Result") -> str:
     return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
 
 
-def summary(result: "Result", setting: int) -> dict[str, Any]:
+def summary(result: Scored, setting: int) -> dict[str, Any]:
     """Return the numbers of one setting; see `Result.summary`."""
     result.require_scores()
     curve = result.curve()[:, setting]
@@ -102,7 +100,7 @@ def summary(result: "Result", setting: int) -> dict[str, Any]:
     }
 
 
-def _metrics(result: "Result", setting: int) -> dict[str, Any]:
+def _metrics(result: Scored, setting: int) -> dict[str, Any]:
     """Return the other measures of the personalized model, on test samples."""
     numbers = {}
     for one in result.measures[1:]:

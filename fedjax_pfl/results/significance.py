@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -19,7 +20,6 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedjax_pfl.results.scores import Scored
 
 FEWEST = 5  # blocks
 
@@ -215,7 +215,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def ranking(
-    results: Mapping[str, Mapping[str, "Scored"]], model: str = PERSONALIZED, split: str = "test"
+    results: Mapping[str, Mapping[str, Scored]], model: str = PERSONALIZED, split: str = "test"
 ) -> Ranking:
     """Return the ranking of `Result.compare`."""
     names = list(next(iter(results.values()), ()))
