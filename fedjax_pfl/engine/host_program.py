@@ -33,7 +33,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from fedjax_pfl.engine import host_reads, state_store
 from fedjax_pfl.engine.compiled import (
@@ -46,17 +45,18 @@ from fedjax_pfl.engine.compiled import (
     scores,
 )
 from fedjax_pfl.engine.host_states import HostStates
+from fedjax_pfl.engine.host_transfers import Transfers, merged
 from fedjax_pfl.engine.memory import Memory, nbytes, physical
 from fedjax_pfl.engine.program import Call, Lowered, Program
+from fedjax_pfl.engine.runs import over_runs
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import Address, HostStore
-from fedjax_pfl.execution.host_rows import combined, on_hosts
-from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of, place, rows_of, shapes_on
+from fedjax_pfl.execution.host_rows import on_hosts
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, place, shapes_on
 from fedjax_pfl.execution.processes import count, is_distributed, lost_process_errors, readable
 from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.host_data import HostData
-from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
+from fedjax_pfl.federation.process_local_data import process_local
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast, by_field
 from fedjax_pfl.utils.typing import Device, Stack, State, Tree
@@ -103,11 +103,7 @@ class HostProgram(Program):
     def shapes(self) -> State:
         """The shapes of the states, without padding."""
         total = np.int32(self.rounds)
-
-        def first(runs, federation):
-            return jax.vmap(partial(begin, federation=federation, total=total))(runs)
-
-        return jax.eval_shape(first, self.runs, self.federation)
+        return jax.eval_shape(partial(over_runs, begin), self.runs, self.federation, total)
 
     @cached_property
     def layout(self) -> Layout:
@@ -123,37 +119,12 @@ class HostProgram(Program):
         return Layout(jax.tree.structure(self.shapes), tuple(jax.tree.leaves(flags)))
 
     @cached_property
-    def data(self) -> HostData:
-        return HostData(self.federation.data)
+    def transfers(self) -> Transfers:
+        return Transfers(self.federation)
 
     @cached_property
-    def shell(self) -> Federation:
-        """The federation without samples, on the device."""
-        return self._put(replace(self.federation, data=self.data.shell))
-
-    @property
-    def round_splits(self) -> tuple[str, ...]:
-        """The splits whose samples a round reads."""
-        return ("train", "validation") if self.runs.algorithm.needs_validation else ("train",)
-
-    @property
-    def model_splits(self) -> tuple[str, ...]:
-        """The splits from whose samples personalized models are made."""
-        algorithm = self.runs.algorithm
-        if algorithm.models_read_samples:
-            return ("train", *self._held_out)
-        return () if algorithm.adaptation() is None else ("train",)
-
-    @property
-    def scored_splits(self) -> tuple[str, ...]:
-        """The splits whose samples scoring reads."""
-        training = self.adapt is not None or "train" in self.model_splits
-        return (*["train"] * training, *self._held_out)
-
-    @property
-    def _held_out(self) -> tuple[str, ...]:
-        data = self.federation.data
-        return tuple(split for split in ("validation", "test") if data.split(split).total)
+    def splits(self) -> host_reads.Splits:
+        return host_reads.splits_read(self.runs.algorithm, self.federation, self.adapt)
 
     @property
     def members(self) -> int:
@@ -171,31 +142,6 @@ class HostProgram(Program):
         scored = clients if self.scored is None else max(len(self.scored), 1)
         return execution.width(scored, trained)
 
-    @property
-    def mesh(self) -> Mesh:
-        return mesh_of(self.federation.execution.devices, self.federation.execution.runs)
-
-    def _put(self, tree: Tree, *lead: str | None) -> Tree:
-        """Put arrays on the devices as `mesh.place` does."""
-        one = self.federation.execution.all_devices == 1
-        return jax.device_put(tree) if one else place(tree, self.mesh, *lead)
-
-    def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
-        """Put rows [R, K, ...] on the devices; each process provides its own."""
-        if is_distributed():
-            return jax.block_until_ready(combined(leaves, self.mesh, RUNS, CLIENTS))
-        return self._put(leaves, RUNS, CLIENTS)
-
-    def _with_samples(self, clients: np.ndarray, splits: tuple, most: int) -> Federation:
-        """Return the federation with samples of some clients; each process provides its own."""
-        data = self.data.of(clients, splits, most)
-        if self.data.own is None:
-            return replace(self.shell, data=self._put(data))
-        others = self._put(replace(data, samples=None, labels=None))
-        both = on_all_devices(data, self.data.own)
-        data = replace(others, samples=both.samples, labels=both.labels)
-        return replace(self.shell, data=jax.block_until_ready(data))
-
     def _partial(
         self, device: list[Any], rows: list[Any], clients: int, store: int = 0
     ) -> PartialStates:
@@ -211,8 +157,8 @@ class HostProgram(Program):
         cohort, zero = self.federation.participation.cohort_size, np.int32(0)
         numbers = zero, zero, np.int32(self.rounds), zero
         clients = cohort, self.members
-        one_round = self._call(advance, clients, self.round_splits, numbers, **ONE_ROUND)
-        scoring = self.call_of_block(scores, self.scored_splits, adapt=self.adapt)
+        one_round = self._call(advance, clients, self.splits.rounds, numbers, **ONE_ROUND)
+        scoring = self.call_of_block(scores, self.splits.scores, adapt=self.adapt)
         return [one_round, *[scoring] * (self.scored != ())]
 
     def call_of_block(self, fn: Any, splits: tuple[str, ...], **options: Any) -> Call:
@@ -229,16 +175,13 @@ class HostProgram(Program):
         **options: Any,
     ) -> Call:
         """Return a function for (rows, different clients) and their samples."""
-        data = self.data.of(np.zeros(1, np.int64), splits, clients[1])
+        data = self.transfers.data.of(np.zeros(1, np.int64), splits, clients[1])
         federation, states = replace(self.federation, data=data), self._shapes_of(clients[0])
         given, *others = shapes_on(None, (states, self.runs, federation, *numbers))
-        given = replace(
-            given,
-            device=place(given.device, self.mesh, RUNS),
-            rows=place(given.rows, self.mesh, RUNS, CLIENTS),
-        )
+        mesh = self.transfers.mesh
+        device, rows = place(given.device, mesh, RUNS), place(given.rows, mesh, RUNS, CLIENTS)
         runs, there, *rest = others
-        operands = given, runs, place(there, self.mesh), *rest
+        operands = replace(given, device=device, rows=rows), runs, place(there, mesh), *rest
         devices = self.federation.execution.all_devices
         # Two cohorts; each of several processes gives rows of the size of the cohort.
         copies = 2 + is_distributed() * count()
@@ -294,7 +237,7 @@ class HostProgram(Program):
           OutputError: there is no room for a file that is needed.
         """
         device, first = first_leaves(
-            self.runs, self.shell, np.int32(self.rounds), layout=self.layout
+            self.runs, self.transfers.shell, np.int32(self.rounds), layout=self.layout
         )
         written = self.federation.participation.cohort_size * self.rounds
         clients = self.federation.num_clients
@@ -357,7 +300,7 @@ class HostProgram(Program):
 
     def _cohorts(self, t: int) -> np.ndarray:
         """Return the clients of each run's cohort, int32 [R, M]."""
-        return np.asarray(readable(cohort_rows(self.runs, self.shell, np.int32(t))))
+        return np.asarray(readable(cohort_rows(self.runs, self.transfers.shell, np.int32(t))))
 
     def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _RoundInput:
         """Start moving a round's input to the devices.
@@ -373,13 +316,13 @@ class HostProgram(Program):
         rows = store.read(clients, skip)
         if is_distributed():  # no overlapping collectives
             jax.block_until_ready(() if waiting is None else waiting[1])
-        rows = self._put_rows(rows)
+        rows = self.transfers.rows(rows)
         if waiting is not None:
-            rows = _merged(rows, waiting[1], at, mesh=self.mesh)
+            rows = merged(rows, waiting[1], at, mesh=self.transfers.mesh)
         if is_distributed():
             jax.block_until_ready(rows)
         return _RoundInput(
-            clients, rows, self._with_samples(clients, self.round_splits, self.members)
+            clients, rows, self.transfers.samples(clients, self.splits.rounds, self.members)
         )
 
     # Models and scores, by blocks of clients.
@@ -401,9 +344,9 @@ class HostProgram(Program):
         for start in range(0, len(clients), width):
             at = clients[np.minimum(np.arange(start, start + width), len(clients) - 1)]
             rows = states.store.read(np.broadcast_to(at, (self.num_runs, width)))
-            rows = self._put_rows(rows)
+            rows = self.transfers.rows(rows)
             block = self._partial(states.device, rows, width, states.store.number)
-            federation = self._with_samples(at, splits, width)
+            federation = self.transfers.samples(at, splits, width)
             numbers = np.int32(t), np.int32(self.rounds)
             result = fn(block, self.runs, federation, *numbers, at, **options)
             if is_distributed():  # no overlapping collectives
@@ -422,7 +365,7 @@ class HostProgram(Program):
         everyone = range(self.federation.num_clients)
         clients = np.asarray(everyone if self.scored is None else self.scored, np.int32)
         clients = clients if blocks is None else clients[: blocks * self.width]
-        parts = self._by_blocks(scores, states, t, clients, self.scored_splits, adapt=self.adapt)
+        parts = self._by_blocks(scores, states, t, clients, self.splits.scores, adapt=self.adapt)
         for number, part in enumerate(parts):
             at = clients[number * self.width : (number + 1) * self.width]
             for name, value in part.items():
@@ -432,7 +375,7 @@ class HostProgram(Program):
     def models(self, states: HostStates, t: int, rows: np.ndarray) -> dict[str, Any]:
         """Return models on the host; see `Program.models`."""
         rows = np.asarray(rows, np.int32)
-        parts = list(self._by_blocks(models, states, t, rows, self.model_splits))
+        parts = list(self._by_blocks(models, states, t, rows, self.splits.models))
 
         def one(*models):
             if isinstance(models[0], Broadcast):
@@ -468,17 +411,4 @@ class HostProgram(Program):
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostStates) -> HostStates:
         """Return the states of a checkpoint; see `Program.restored`."""
         states = self.start().restored(trees)
-        return states._replace(device=self._put(states.device, RUNS))
-
-
-@partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))
-def _merged(coming, done, at, mesh):
-    """Replace rows [R, M, ...] by the previous round's where `at` [R, M] is not -1."""
-    coming, done = rows_of((coming, done), mesh, at.shape[1], RUNS, CLIENTS)
-
-    def one(new, made, at):
-        known = (at >= 0).reshape(at.shape + (1,) * (new.ndim - 1))
-        return jnp.where(known, made[jnp.maximum(at, 0)], new)
-
-    merged = jax.tree.map(lambda new, made: jax.vmap(one)(new, made, at), coming, done)
-    return place(merged, mesh, RUNS, CLIENTS)
+        return states._replace(device=self.transfers.put(states.device, RUNS))

@@ -1,11 +1,13 @@
-"""Refusals of simulations that can't keep clients' state in host memory."""
+"""What rounds, models and scores read of clients, and refusals of what host memory can't give."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING, NamedTuple, get_args, get_type_hints
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.execution.processes import is_distributed
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.trees import is_missing_rows
 
@@ -34,6 +36,26 @@ def check(program: "HostProgram") -> None:
             "part in a round, so they can't stay in host memory: take client_state='device'"
             f"{_or(algorithm)}."
         )
+
+
+class Splits(NamedTuple):
+    """The splits whose samples are read by rounds, by models made after them, and by scores."""
+
+    rounds: tuple[str, ...]
+    models: tuple[str, ...]
+    scores: tuple[str, ...]
+
+
+def splits_read(algorithm: Algorithm, federation: Federation, adapt: Adaptation | None) -> Splits:
+    """Return the splits whose samples must be on the device."""
+    data = federation.data
+    held_out = tuple(split for split in ("validation", "test") if data.split(split).total)
+    models = () if algorithm.adaptation() is None else ("train",)
+    if algorithm.models_read_samples:
+        models = ("train", *held_out)
+    rounds = ("train", "validation") if algorithm.needs_validation else ("train",)
+    training = adapt is not None or "train" in models
+    return Splits(rounds, models, (*["train"] * training, *held_out))
 
 
 @contextmanager

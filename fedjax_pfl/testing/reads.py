@@ -44,7 +44,7 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
 def _error(needs: HostProgram) -> str | None:
     """Return why the programs can't be traced, or None."""
     try:
-        for call in (*needs.calls(), needs.call_of_block(models, needs.model_splits)):
+        for call in (*needs.calls(), needs.call_of_block(models, needs.splits.models)):
             call.trace()
     except (TypeError, AttributeError, ValueError) as error:
         if not is_missing_rows(error):
