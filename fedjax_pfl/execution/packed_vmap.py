@@ -104,46 +104,35 @@ def run_loops(
     return over_rows(one_row, operands, broadcast, one_by_one, lengths, row_devices)
 
 
-class _Mapped(NamedTuple):
-    """Functions of a `Loop` on several rows at once, with a common `broadcast`."""
+def _lanes_of(loop: Loop) -> Loop:
+    """Return the loop whose functions take several rows at once, with a common `broadcast`."""
+    enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
+    step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
+    return Loop(jax.vmap(loop.begin, (0, None)), enter, inside, unfinished, step, finish, loop.unit)
 
-    begin: Callable[..., Any]
-    enter: Callable[..., Any]
-    inside: Callable[..., Any]
-    unfinished: Callable[..., Any]
-    step: Callable[..., Any]
-    finish: Callable[..., Any]
-    unit: str
 
-    @classmethod
-    def of(cls, loop: Loop) -> "_Mapped":
-        enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
-        step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
-        begin = jax.vmap(loop.begin, (0, None))
-        return cls(begin, enter, inside, unfinished, step, finish, loop.unit)
+def _turn(lanes: Loop, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array) -> Tree:
+    """Advance all lanes until the first busy lane [W] ends a segment.
 
-    def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array):
-        """Advance all lanes until the first busy lane [W] ends a segment.
+    The loop has one condition for all lanes and needs no select.
+    """
 
-        The loop has one condition for all lanes and needs no select.
-        """
+    def together(states):
+        # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
+        return jnp.any(busy) & jnp.all(lanes.inside(rows, states) | ~busy)
 
-        def together(states):
-            # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
-            return jnp.any(busy) & jnp.all(self.inside(rows, states) | ~busy)
-
-        entered = self.enter(rows, states)
-        with jax.named_scope(self.unit):
-            return lax.while_loop(together, lambda s: self.step(rows, broadcast, s), entered)
+    entered = lanes.enter(rows, states)
+    with jax.named_scope(lanes.unit):
+        return lax.while_loop(together, lambda s: lanes.step(rows, broadcast, s), entered)
 
 
 def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
     """Run one lane per row: rows do not move, and finished ones keep their state."""
-    lanes = _Mapped.of(loop)
+    lanes = _lanes_of(loop)
 
     def turn(states):
         busy = lanes.unfinished(operands, states)
-        stepped = lanes.turn(operands, broadcast, states, busy)
+        stepped = _turn(lanes, operands, broadcast, states, busy)
         return trees.where(busy, stepped, states)
 
     with jax.named_scope("turns"):
@@ -176,12 +165,12 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
     """
     count = lengths.shape[0]
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
-    mapped = _Mapped.of(loop)
+    mapped = _lanes_of(loop)
 
     def turn(carry: _Lanes) -> _Lanes:
         at, rows, states, results, begun = carry
         busy = at < count
-        states = mapped.turn(rows, broadcast, states, busy)
+        states = _turn(mapped, rows, broadcast, states, busy)
         done = busy & ~mapped.unfinished(rows, states)
         ended = mapped.finish(rows, broadcast, states)
         slots = jnp.where(done, at, count)
