@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.results.result_files import GROUPS
 from fedjax_pfl.utils.errors import InputError
 
-BY_SEED = ("scores", "clients", "scalars", "matrices")  # dicts of arrays [S, ...]
+BY_SEED = [name for name in GROUPS if name != "settings"]  # dicts of arrays [S, ...]
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
 EQUAL += ("client_names", "measures", "item_bytes", "privacy", "partition_hash")
 EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds")

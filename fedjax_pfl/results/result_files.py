@@ -8,20 +8,22 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.atomic_files import atomic_write, read_json, require_version, writing
 from fedjax_pfl.data.npz import read_arrays
+from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
 
 PLAIN, ARRAYS = "result.json", "result.npz"
-GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
-TUPLES = ("seeds", "blocks", "remarks", "setting_remarks", "measures", "client_names")
+GROUPS = tuple(f.name for f in fields(Measurements) if f.type == dict[str, np.ndarray])
+TUPLES = tuple(f.name for f in fields(Measurements) if get_origin(f.type) is tuple)
 DIGEST = "digest"
 OLDER = ("0.4",)  # versions whose results can be read
 
@@ -64,12 +66,12 @@ def save(folder: Path, values: Mapping[str, Any]) -> None:
         raise
 
 
-def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
+def load(folder: Path, needed: Mapping[str, bool]) -> dict[str, Any]:
     """Read the files that `save` wrote.
 
     Args:
       folder: with the two files.
-      fields: names of the fields, and whether each is needed.
+      needed: names of the fields, and whether each is needed.
 
     Raises:
       InputError: no result there, or one that is damaged or of another version.
@@ -96,8 +98,8 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
             raise damaged(folder / ARRAYS, f"it can't hold an array {shown(name)}")
         else:
             values[name] = value
-    missing = [name for name, needed in fields.items() if needed and name not in values]
-    other = [name for name in values if name not in fields]
+    missing = [name for name, always in needed.items() if always and name not in values]
+    other = [name for name in values if name not in needed]
     for names, what in ((missing, "lacks"), (other, "has the unknown")):
         if names:
             raise damaged(
