@@ -21,6 +21,7 @@ from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.execution import memory_maps
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.errors import InputError
 
 if TYPE_CHECKING:
     from fedjax_pfl.engine.simulation import Simulation
@@ -38,7 +39,7 @@ class RoundState(Final):
     Attributes:
       program: the compiled program that it belongs to.
       padded_states: the algorithm's state as the program has it; `states` is without padding.
-      metrics: their measurements.
+      metrics: measurements of the rounds done.
       simulation: whose state it is.
       compile_seconds: time to compile.
       stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
@@ -71,8 +72,14 @@ class RoundState(Final):
             return self
         return replace(self, padded_states=jax.tree.map(jnp.copy, self.padded_states))
 
-    def result(self, models: bool = True) -> Result:
-        """Return the `Result` of the rounds done, with or without the models after the last one."""
+    def result(self) -> Result:
+        """Return the `Result` of the rounds done, with their models unless the states are None.
+
+        Raises:
+          InputError: no round is done.
+        """
+        if not self.round:
+            raise InputError("There is no result before the first round: call step().")
         simulation, program, metrics = self.simulation, self.program, self.metrics
         algorithm, federation, seeds = simulation.algorithm, program.federation, simulation.seeds
         stage, item_bytes = federation.uploads, np.dtype(federation.task.dtype).itemsize
@@ -113,7 +120,7 @@ class RoundState(Final):
             rounds_asked=program.rounds if self.stopped else None,
             partition_hash=_hex(federation.partition_hash),
             privacy=_privacy(algorithm, program, program.num_runs // len(seeds)),
-            final=self if models else None,
+            final=None if self.padded_states is None else self,
             **measured,
         )
 

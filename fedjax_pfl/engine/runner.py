@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -193,7 +192,7 @@ class ChunkRunner:
         state, program = self.state, self.state.program
         measure = program.federation.measures[0]
         value = state.metrics.latest(f"personalized/test/{measure.name}")
-        seconds, result = sum(state.metrics.paces), partial(state.result, models=False)
+        seconds, result = sum(state.metrics.paces), replace(state, padded_states=None).result
         return Progress(
             state.round, program.rounds, value, seconds, since, result, measure, program.num_runs
         )

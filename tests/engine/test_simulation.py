@@ -38,6 +38,8 @@ def test_more_rounds_continue_the_first_ones():
 def test_rounds_by_hand():
     one = simulation()
     state, seen = one.init(), []
+    with pytest.raises(pfl.InputError, match="no result before the first round"):
+        state.result()
     start = jax.tree.map(np.array, state.states)
     first = state
     for _ in range(3):
