@@ -90,6 +90,7 @@ class RoundState(Final):
         rounds = self.round if self.stopped or endless else program.rounds
         common, single = remarks(algorithm, federation, arrays, rounds)
         ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
+        digest = federation.partition_hash
         counted_forward = "forward_samples" in measured["clients"]
         return Result(
             algorithm=algorithm.name,
@@ -118,7 +119,7 @@ class RoundState(Final):
             measures=federation.measures,
             stopped=self.stopped,
             rounds_asked=program.rounds if self.stopped else None,
-            partition_hash=_hex(federation.partition_hash),
+            partition_hash="" if digest is None else np.asarray(digest).tobytes().hex(),
             privacy=_privacy(algorithm, program, program.num_runs // len(seeds)),
             final=None if self.padded_states is None else self,
             **measured,
@@ -136,10 +137,6 @@ def begin(
     seconds = time.perf_counter() - began
     metrics = MetricsBuffer(program.eval_every, program.rounds, matrix_rounds)
     return RoundState(program, first.states, metrics, simulation, seconds), first
-
-
-def _hex(digest: Any) -> str:
-    return "" if digest is None else np.asarray(digest).tobytes().hex()
 
 
 def _privacy(algorithm: Any, program: Program, settings: int) -> dict[str, Any] | None:

@@ -109,29 +109,29 @@ class HostStore:
             return self._parts(self.records.read(run * self.clients + row, self.record))
         return [leaf[run, row if leaf.shape[1] > 1 else 0] for leaf in self.first]
 
-    def read(self, rows: np.ndarray, skip: np.ndarray | None = None) -> list[np.ndarray]:
-        """Read rows [R, K] of each leaf, [R, K, ...]; those in `skip` bool [R, K] are arbitrary."""
-        new = np.empty if self.own.all() else np.zeros
-        out = [new((*rows.shape, *leaf.shape), leaf.dtype) for leaf in self.leaves]
-        if not out:
-            return out
-        for (run, k), row in np.ndenumerate(rows):
-            if not self.own[row] or (skip is not None and skip[run, k]):
-                continue
-            for into, part in zip(out, self._row(run, int(row)), strict=True):
-                into[run, k] = part
-        return out
-
-    def read_leaves(
-        self, runs: np.ndarray, rows: np.ndarray, leaves: Sequence[int]
+    def read(
+        self,
+        rows: np.ndarray,
+        skip: np.ndarray | None = None,
+        runs: Sequence[int] | np.ndarray | None = None,
+        leaves: Sequence[int] | None = None,
     ) -> list[np.ndarray]:
-        """Read rows [R, K] of some `runs` [R] and leaves, [R, K, ...] each."""
-        chosen = [self.leaves[i] for i in leaves]
-        out = [np.empty((*rows.shape, *leaf.shape), leaf.dtype) for leaf in chosen]
-        for (r, k), row in np.ndenumerate(rows):
-            parts = self._row(int(runs[r]), int(row))
-            for into, i in zip(out, leaves, strict=True):
-                into[r, k] = parts[i]
+        """Read rows [R, K] of each leaf, [R, K, ...].
+
+        Args:
+          skip: bool [R, K], rows that may be arbitrary.
+          runs: [R] runs, by default all.
+          leaves: numbers of the leaves, by default all.
+        """
+        runs = range(len(rows)) if runs is None else runs
+        leaves = range(len(self.leaves)) if leaves is None else leaves
+        new, chosen = np.empty if self.own.all() else np.zeros, [self.leaves[i] for i in leaves]
+        out = [new((*rows.shape, *leaf.shape), leaf.dtype) for leaf in chosen]
+        for (r, k), row in np.ndenumerate(rows) if out else ():
+            if self.own[row] and (skip is None or not skip[r, k]):
+                parts = self._row(int(runs[r]), int(row))
+                for into, i in zip(out, leaves, strict=True):
+                    into[r, k] = parts[i]
         return out
 
     def write(self, rows: np.ndarray, values: Sequence[Any]) -> None:
@@ -264,7 +264,7 @@ class Reader:
 def _read(leaves: tuple[int, ...], number: Any, run: Any, rows: Any) -> list[np.ndarray]:
     number, run, rows = map(np.asarray, (number, run, rows))
     store = _stores[int(number.flat[0])]
-    result = store.read_leaves(run.reshape(-1), rows.reshape(run.size, -1), leaves)
+    result = store.read(rows.reshape(run.size, -1), runs=run.reshape(-1), leaves=leaves)
     return [leaf.reshape(*rows.shape, *leaf.shape[2:]) for leaf in result]
 
 
