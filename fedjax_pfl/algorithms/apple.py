@@ -46,7 +46,6 @@ class Apple(core.Algorithm):
         code), of which w_i is at first an average of unrelated networks.
     """
 
-    reads = "everyone"  # models of any client are downloaded
     row_stochastic = False  # relations are free real numbers (section 3.2)
 
     relation_rate: float = core.number(default=1e-3, allowed="at least 0")

@@ -40,7 +40,6 @@ class CCVR(fedavg.FedAvg):
     """
 
     needs_classes = True
-    reads = "everyone"
     absent_idle = False
     unprotected = ("the features of its classes",)
 

@@ -48,7 +48,6 @@ class CwFedAvg(core.Algorithm):
         client has a share keeps its last model.
     """
 
-    reads = "everyone"
     robust = "mean"  # of each class
     absent_kept = False  # every client is re-initialized in each round
     needs_classes = True

@@ -59,10 +59,6 @@ class FedALA(fedavg.FedAvg):
     participants: Literal["all", "sampled"] = core.static(default="all")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def reads(self) -> str:
-        return "everyone" if self.participants == "all" else "cohort"
-
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def absent_kept(self) -> bool:
         return self.participants == "sampled"
 

@@ -27,7 +27,6 @@ class Attentive(core.Algorithm):
     A subclass is a struct with the fields named here.
     """
 
-    reads = "others"
     robust = "matrix"
 
     sigma: float

@@ -51,7 +51,6 @@ class FedDBE(fedavg.FedAvg):
       mu: weight of a minibatch in the running mean; at 1 each is compared by itself.
     """
 
-    reads = "everyone"  # before the first round
     absent_idle = False
     unprotected = ("the mean features of its minibatches",)
 

@@ -106,8 +106,6 @@ class FedDPA(fedavg.Weighted):
       weighting: of the average, "uniform" as in the authors' code, or by "size".
     """
 
-    models_read_samples = True
-
     local_weight: float = core.number(default=0.5, allowed="in [0, 1]")
     max_weight: float = core.number(default=0.5, allowed="in [0, 1]")
     prediction_weights: Literal["instance", "fixed"] = core.static(default="instance")

@@ -51,7 +51,6 @@ class FedFomo(core.Algorithm):
         back to its "start" s_i, as the published code does.
     """
 
-    reads = "others"
     needs_validation = True
     also_sent = ("which models it downloads",)
 

@@ -47,7 +47,6 @@ class FedGC(core.Algorithm):
     needs_classes = True
     batch_norm = "shared"
     robust = "mean"  # of the bodies
-    reads = "everyone"
     absent_kept = False  # the server corrects all heads
     also_sent = ("the classes that it has",)
 

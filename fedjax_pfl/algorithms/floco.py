@@ -71,7 +71,6 @@ class Floco(fedavg.FedAvg):
       rho: radius.
     """
 
-    reads = "everyone"
     absent_idle = False
     absent_kept = False
     sees = "models"

@@ -50,7 +50,6 @@ class Ifca(core.Algorithm):
         uses test labels (the published code on MNIST and CIFAR-10).
     """
 
-    models_read_samples = True  # the choice of a cluster
     batch_norm = "shared"
     sees = "sums"
     also_sent = ("the choice of a cluster",)

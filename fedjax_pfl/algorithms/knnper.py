@@ -70,7 +70,6 @@ class KnnPer(fedavg.FedAvg):
     """
 
     needs_classes = True
-    models_read_samples = True
     unprotected = ("the samples that its model remembers",)
 
     neighbours: int = core.static(default=7, allowed="at least 1")

@@ -24,10 +24,6 @@ class Local(core.Algorithm):
 
     participants: Literal["all", "sampled"] = core.static(default="all")
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def reads(self) -> str:
-        return "everyone" if self.participants == "all" else "cohort"
-
     def remarks(self, federation):
         part = federation.participation
         drawn = part.cohort_size < federation.num_clients or part.poisson is not None

@@ -34,7 +34,6 @@ class PerFedAvgAsync(FedAvgAsync):
       local_updates: steps on each minibatch, each with its own gradient.
     """
 
-    reads = "others"
     row_stochastic = False  # the rest of a row is the weight of earlier uploads
 
     local_updates: int = core.static(default=2, allowed="in [1, 10]")

@@ -81,7 +81,6 @@ class PFedFda(fedavg.FedAvg):
     revision = 2
     share = "body"
     needs_classes = True
-    models_read_samples = True
     unprotected = ("the features of its classes",)
 
     single: bool = core.static(default=False)

@@ -59,7 +59,6 @@ class PFedLA(core.Algorithm):
       embedding_size, hidden_size: d and h.
     """
 
-    reads = "others"
     robust = "matrix"
 
     hypernetwork_rate: float = core.number(default=1.0, allowed="at least 0")

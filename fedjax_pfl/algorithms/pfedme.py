@@ -63,10 +63,6 @@ class PFedMe(fedavg.Weighted):
     weighting: Literal["size", "uniform"] = core.static(default="size")
     participants: Literal["all", "sampled"] = core.static(default="all")
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def reads(self) -> str:
-        return "everyone" if self.participants == "all" else "cohort"
-
     def validate(self):
         rate, held = self.personal_rate, self.proximal_weight + self.decay
         most = f"below 2 / (proximal_weight + decay) = {2 / held if held else 0:g}"

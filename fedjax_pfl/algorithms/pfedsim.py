@@ -41,7 +41,6 @@ class PFedSim(core.Algorithm):
 
     needs_classes = True
     batch_norm = "shared"
-    reads = "others"
 
     warmup_fraction: float = core.number(default=0.5, allowed="in [0, 1]")
 

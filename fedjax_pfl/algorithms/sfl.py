@@ -50,7 +50,6 @@ class Sfl(core.Algorithm):
       learned_share: part of the fitted graph in "learned".
     """
 
-    reads = "everyone"
     batch_norm = "shared"
     absent_kept = False  # the server spreads all models over the graph in every round (section 4)
 

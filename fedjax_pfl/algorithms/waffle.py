@@ -88,10 +88,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
     control_update: Literal["rebased", "literal"] = core.static(default="rebased")
     distance: Literal["update", "gradient"] = core.static(default="update")
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def reads(self) -> str:
-        return "everyone" if self.everyone else "cohort"
-
     def validate(self):
         super().validate()
         for name in ("omega", "psi"):

@@ -288,8 +288,8 @@ class Context(Exchange):
         """Return sums of the features of each member's training samples by class, and the cohort.
 
         One pass in evaluation mode, over samples that are not augmented. Within a round its forward
-        passes are counted and recorded as "forward_samples"; those in `models` are not. An
-        algorithm whose `models` calls it for `ctx.cohort_of(rows)` declares `models_read_samples`.
+        passes are counted and recorded as "forward_samples"; those in `models`, for
+        `ctx.cohort_of(rows)`, are not.
 
         Args:
           models: [M, ...], or one `Broadcast` model; they must define their features.

@@ -5,7 +5,7 @@ compiled program can sweep them, unless they are declared `static`.
 """
 
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,6 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State, Tree
-
-Reads: TypeAlias = Literal["cohort", "others", "everyone"]
 
 
 class Algorithm:
@@ -52,10 +50,6 @@ class Algorithm:
         `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level differential privacy
         does not cover it and refuses such algorithms, as it refuses those with `also_sent` or with
         validation samples that are not declared public.
-      reads: whose state and samples a round needs: those of the "cohort"; also the state of
-        "others", which functions of `mixing` and `similarity` take block by block; or those of
-        "everyone". The last is refused with client_state="host".
-      models_read_samples: whether `models` needs samples of its clients.
       needs_classes: whether the algorithm uses class labels; federations without classes, as in
         regression, are refused.
       takes_ranks: whether clients may have adapters of different rank (`lora_ranks`).
@@ -77,8 +71,6 @@ class Algorithm:
     equal_sums: ClassVar[bool] = False
     also_sent: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
-    reads: ClassVar[Reads] = "cohort"
-    models_read_samples: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
         """Return the rule of shared leaves; override it if it depends on static hyperparameters."""

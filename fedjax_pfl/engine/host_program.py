@@ -10,11 +10,10 @@ Under sampling a round needs only the rows of its cohort, M of N.
   from the running round (`_merged`). It writes a round's rows while the next round runs.
 - Rounds and models are those of `compiled`, with rows [M, ...] in place of stacks [N, ...]
   (`state_sharding.PartialStates`). An algorithm sees them as `trees.PartialLeaf`, for which
-  `cohort.gather` and `scatter` work. It declares whose rows a round needs (`Algorithm.reads`): if
-  it compares with other clients' models, these are read block by block during the round
+  `cohort.gather` and `scatter` work. Whose rows a round needs is found by tracing it: if it
+  compares with other clients' models, these are read block by block during the round
   (`aggregation.streamed`, `state_store.Reader`); if it trains or changes all clients, it is
-  refused. A need that is not declared fails while it is traced: nothing is computed from too few
-  rows.
+  refused.
 - Samples are on the host too and move with the rows (`HostData`).
 - Each process keeps the rows and samples (`process_local_data`) of its own clients. The rows of a
   cohort are combined on the devices (`execution.host_rows`) and returned to every process, which
@@ -76,11 +75,18 @@ class _RoundInput(NamedTuple):
 class HostProgram(Program):
     """A program with per-client state and samples on the host, and on the devices those in use.
 
+    Attributes:
+      reads: whose rows a round reads: those of the "cohort", or also of "others".
+      models_read_samples: whether models read samples of their clients.
+
     With several processes, collectives of the exchange between hosts and of a running program must
     not overlap: processes could begin them in different orders.
     """
 
     small: ClassVar[int] = 4096  # bytes of a client's row of a leaf that stays on the device
+
+    reads: str = "cohort"
+    models_read_samples: bool = False
 
     @classmethod
     def of(cls, program: Program) -> "HostProgram":
@@ -91,13 +97,7 @@ class HostProgram(Program):
         """
         data = process_local(program.federation.data)
         moved = cls(**vars(replace(program, federation=replace(program.federation, data=data))))
-        host_reads.check(moved)
-        return moved
-
-    @property
-    def reads(self) -> str:
-        """Whose rows a round reads: of the "cohort", also "others", or "everyone" at once."""
-        return self.runs.algorithm.reads
+        return host_reads.with_rows_read(moved)
 
     @cached_property
     def shapes(self) -> State:
@@ -124,7 +124,7 @@ class HostProgram(Program):
 
     @cached_property
     def splits(self) -> host_reads.Splits:
-        return host_reads.splits_read(self.runs.algorithm, self.federation, self.adapt)
+        return host_reads.splits_read(self)
 
     @property
     def members(self) -> int:
@@ -197,15 +197,6 @@ class HostProgram(Program):
         rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
         return self._partial(device, rows, clients)
 
-    def memory(self) -> Memory:
-        """Return the device memory as `Program.memory` does.
-
-        Raises:
-          InputError: the programs need rows that the algorithm does not declare.
-        """
-        with host_reads.as_declared(self.runs.algorithm):
-            return super().memory()
-
     def lowered(self, devices: Sequence[Device]) -> Lowered:
         """Refuse to lower programs of which no plan counts what moves between them.
 
@@ -252,11 +243,10 @@ class HostProgram(Program):
 
     def _compiled(self, states: HostStates, t: int) -> Chunk:
         """Compile the programs without running a round."""
-        with host_reads.as_declared(self.runs.algorithm):
-            chunk = self._round(states, self._fetched(states.store, self._cohorts(t)), t, 0)
-            states = states._replace(device=chunk.states.device)
-            if self.scored != ():
-                self._scores(states, t, blocks=1)
+        chunk = self._round(states, self._fetched(states.store, self._cohorts(t)), t, 0)
+        states = states._replace(device=chunk.states.device)
+        if self.scored != ():
+            self._scores(states, t, blocks=1)
         return Chunk(states, {**chunk.buffers, "scores": self.unscored}, chunk.matrices)
 
     def _advance(self, states: HostStates, t: int, length: int) -> Chunk:

@@ -1,13 +1,12 @@
 """What rounds, models and scores read of clients, and refusals of what host memory can't give."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, get_args, get_type_hints
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.engine.compiled import models
 from fedjax_pfl.execution.processes import is_distributed
-from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.trees import is_missing_rows
 
@@ -15,9 +14,52 @@ if TYPE_CHECKING:
     from fedjax_pfl.engine.host_program import HostProgram
 
 
-def check(program: "HostProgram") -> None:
-    """Raise `InputError` if a round needs more than its clients' state and samples."""
-    algorithm, participation = program.runs.algorithm, program.federation.participation
+def with_rows_read(program: "HostProgram") -> "HostProgram":
+    """Return the program with the rows and samples that its rounds and models read.
+
+    Raises:
+      InputError: a round needs more than its clients' state and samples.
+    """
+    _check_cohort(program)
+    reads = rows_read(program)
+    if reads == "everyone" or (reads == "others" and is_distributed()):
+        algorithm = program.runs.algorithm
+        raise InputError(
+            f"{type(algorithm).name or type(algorithm).__name__} needs models, other state or "
+            "samples of clients that do not take part in a round, so they can't stay in host "
+            f"memory: take client_state='device'{_or(algorithm)}."
+        )
+    program = replace(program, reads=reads)
+    call = program.call_of_block(models, program.splits.models)
+    return replace(program, models_read_samples=_is_missing(call.trace))
+
+
+def rows_read(program: "HostProgram") -> str:
+    """Return whose rows a round reads: of the "cohort", also "others", or "everyone" at once.
+
+    Rounds are traced with the rows of their cohort, and then with others block by block.
+    """
+    for reads in ("cohort", "others"):
+        one_round, *_ = replace(program, reads=reads).calls()
+        if not _is_missing(one_round.trace):
+            return reads
+    return "everyone"
+
+
+def _is_missing(trace: Callable[[], Any]) -> bool:
+    """Return whether a function needs rows or samples that are not on the device."""
+    try:
+        trace()
+    except (TypeError, AttributeError, ValueError) as error:
+        if not is_missing_rows(error):
+            raise
+        return True
+    return False
+
+
+def _check_cohort(program: "HostProgram") -> None:
+    """Raise `InputError` if all clients take part in a round."""
+    participation = program.federation.participation
     if participation.cohort_size == program.federation.num_clients:
         clients, remedy = "here these are all clients", "take a lower participation"
         if participation.poisson is not None:
@@ -30,12 +72,6 @@ def check(program: "HostProgram") -> None:
             "client_state='host' keeps what a round's clients need on the device, and "
             f"{clients}: {remedy}, or client_state='device'."
         )
-    if program.reads == "everyone" or (program.reads == "others" and is_distributed()):
-        raise InputError(
-            f"{_name(algorithm)} needs models, other state or samples of clients that do not take "
-            "part in a round, so they can't stay in host memory: take client_state='device'"
-            f"{_or(algorithm)}."
-        )
 
 
 class Splits(NamedTuple):
@@ -46,38 +82,16 @@ class Splits(NamedTuple):
     scores: tuple[str, ...]
 
 
-def splits_read(algorithm: Algorithm, federation: Federation, adapt: Adaptation | None) -> Splits:
+def splits_read(program: "HostProgram") -> Splits:
     """Return the splits whose samples must be on the device."""
-    data = federation.data
+    data, algorithm = program.federation.data, program.runs.algorithm
     held_out = tuple(split for split in ("validation", "test") if data.split(split).total)
-    models = () if algorithm.adaptation() is None else ("train",)
-    if algorithm.models_read_samples:
-        models = ("train", *held_out)
+    of_models = () if algorithm.adaptation() is None else ("train",)
+    if program.models_read_samples:
+        of_models = ("train", *held_out)
     rounds = ("train", "validation") if algorithm.needs_validation else ("train",)
-    training = adapt is not None or "train" in models
-    return Splits(rounds, models, (*["train"] * training, *held_out))
-
-
-@contextmanager
-def as_declared(algorithm: Algorithm) -> Iterator[None]:
-    """Context manager that explains reads of undeclared rows while tracing.
-
-    Raises:
-      InputError: programs need rows or samples that the algorithm does not declare.
-    """
-    try:
-        yield
-    except (TypeError, AttributeError, ValueError) as error:
-        if not is_missing_rows(error):
-            raise
-        raise InputError(
-            f"{_name(algorithm)} needs models, other state or samples that its class attribute "
-            f"`reads` does not declare ({error}): take client_state='device'."
-        ) from error
-
-
-def _name(algorithm: Algorithm) -> str:
-    return type(algorithm).name or type(algorithm).__name__
+    training = program.adapt is not None or "train" in of_models
+    return Splits(rounds, of_models, (*["train"] * training, *held_out))
 
 
 def _or(algorithm: Algorithm) -> str:

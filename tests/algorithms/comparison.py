@@ -37,7 +37,6 @@ from tests.references.setting import Setting
 QUICK_CHECKS = ("partial_participation", "permutation", "divergence", "others_data")
 # Likewise, of promises of the engine: quick for the algorithms in WHOLE only.
 ENGINE_CHECKS = (
-    "declared_reads",
     "recorded_matrices",
     "settings_in_one_program",
     "no_recompilation",

@@ -6,6 +6,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import check_algorithm
+from fedjax_pfl.testing.reads import rows_read
+from fedjax_pfl.testing.toys import toy_for
 
 
 @pfl.core.struct
@@ -74,21 +76,9 @@ def test_samples_of_others_are_noticed(cls, who, made):
         check_algorithm(made(cls), only="others_data", show=None)
 
 
-class ReadsLess(pfl.core.ALGORITHMS["fedamp"]):
-    reads = "cohort"
-
-
-class ReadsMore(Averaging):
-    reads = "everyone"
-
-    def counted(self, ctx, cohort):
-        return jnp.zeros(ctx.federation.data.num_classes)
-
-
-READS = [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")]
-
-
-@pytest.mark.parametrize(("cls", "said"), READS)
-def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said, made):
-    with jax.enable_x64(True), pytest.raises(AssertionError, match=said):
-        check_algorithm(made(cls), only="declared_reads", show=None)
+@pytest.mark.parametrize(
+    ("name", "rows"), [("fedavg", "cohort"), ("fedamp", "others"), ("spfl", "everyone")]
+)
+def test_whose_rows_a_round_reads(name, rows):
+    algorithm = pfl.make_algorithm(name)
+    assert rows_read(algorithm, toy_for(algorithm, participation=0.6)) == rows
