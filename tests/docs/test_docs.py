@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 
+import jax
 import pytest
 
 import fedjax_pfl as pfl
@@ -246,7 +247,8 @@ def test_algorithms_that_average_whole_models_are_named():
 
 
 def reads_the_cohort(algorithm):
-    return rows_read(algorithm, toy_for(algorithm, participation=0.6)) == "cohort"
+    with jax.enable_x64(True):
+        return rows_read(algorithm, toy_for(algorithm, participation=0.6)) == "cohort"
 
 
 @pytest.mark.costly
@@ -260,7 +262,9 @@ def test_rounds_that_need_more_than_the_cohort_are_named():
 
 
 def reads_num_rounds(algorithm):
-    return round_facts(one_run(algorithm), algorithm.prepare(toy_for(algorithm))).reads_num_rounds
+    with jax.enable_x64(True):
+        federation = algorithm.prepare(toy_for(algorithm))
+        return round_facts(one_run(algorithm), federation).reads_num_rounds
 
 
 @pytest.mark.costly
