@@ -5,12 +5,12 @@ https://doi.org/10.1038/s41467-022-29763-x
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core
+from fedjax_pfl import core, mixing
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common import own_models
 from fedjax_pfl.algorithms.common.hypernetwork import linear
@@ -62,7 +62,6 @@ class FedKD(MutualDistillation):
     Attributes:
       first_energy, last_energy: T, shares of the sum of squares of the singular values; 1:
         everything.
-      weighting: of the average, "uniform" (the published code) or by "size".
     """
 
     needs_classes = True
@@ -71,7 +70,6 @@ class FedKD(MutualDistillation):
 
     first_energy: float = core.number(default=0.95, allowed="in (0, 1]")
     last_energy: float = core.number(default=0.98, allowed="in (0, 1]")
-    weighting: Literal["size", "uniform"] = core.static(default="uniform")
 
     def check(self, federation):
         self.check_features(federation)
@@ -131,7 +129,7 @@ class FedKD(MutualDistillation):
         changed, private = ctx.plan.split(arrived)
         factored = jax.vmap(low_rank, in_axes=(0, None, None))
         changed, up = factored(changed, state.server, energy)
-        weights, _ = self.weigh(ctx, state, trained)
+        weights = mixing.normalize(cohort.mask.astype(ctx.dtype))  # the mean, as published
         mean = ctx.aggregate(weights, changed, onto=state.server)
         mean, size = low_rank(mean, state.server, energy)
 

@@ -5,8 +5,6 @@ Yihan Jiang, Jakub Konečný, Keith Rush, Sreeram Kannan. 2019. https://arxiv.or
 
 from dataclasses import replace
 
-import jax.numpy as jnp
-
 from fedjax_pfl import core, mixing, trees
 
 
@@ -22,18 +20,16 @@ class FedUpdate(core.Algorithm):
 
     "Personalized Heterogeneous FL with Gradient Similarity" (submitted to ICLR 2022) has FedUpdate
     as a baseline. The fine-tuned model is scored, and the client's next round begins with it, as in
-    that paper's code. Jiang et al. themselves fine-tune a copy for evaluation only.
+    that paper's code. Jiang et al. themselves fine-tune a copy for evaluation only: `fedavg_ft`.
 
     Attributes:
-      fine_tune_steps: minibatch steps on the averaged model; with 0 this is FedAvg.
-      discard_fine_tuned: begin the next round from the averaged model instead.
+      fine_tune_steps: minibatch steps on the averaged model; with 0 (and all clients) FedAvg.
     """
 
     batch_norm = "shared"
     sees = "sums"
 
     fine_tune_steps: int = core.static(default=1, allowed="at least 0")
-    discard_fine_tuned: bool = core.static(default=False)
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -41,8 +37,7 @@ class FedUpdate(core.Algorithm):
 
     def round(self, ctx, state):
         own = ctx.cohort.gather(state.models)
-        begin = self._averaged(ctx, state, own) if self.discard_fine_tuned else own
-        trained, cohort, loss = ctx.train(begin)
+        trained, cohort, loss = ctx.train(own)
         sent = ctx.upload(trained, core.Broadcast(state.server), cohort=cohort)
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = ctx.aggregate(weights, sent, onto=state.server)
@@ -51,11 +46,6 @@ class FedUpdate(core.Algorithm):
         tuned, cohort, _ = ctx.train(averaged, cohort, purpose="update", schedule=steps)
         state = State(server, cohort.scatter(state.models, tuned))
         return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
-
-    def _averaged(self, ctx, state, models):
-        """Return the server's shared leaves with each member's private ones."""
-        one = trees.replicate(state.server, 1)
-        return ctx.average(jnp.ones((1,)), one, onto=models)
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from fedjax_pfl import core
 from fedjax_pfl.algorithms.common.mutual_distillation import MutualDistillation, divergence
 from fedjax_pfl.algorithms.ditto import Both
+from fedjax_pfl.algorithms.fedavg import Weighted
 
 
 @core.algorithm("fml")
-class FML(MutualDistillation):
+class FML(MutualDistillation, Weighted):
     """FML: FedAvg of meme models, which learn from own models and teach them.
 
     On each minibatch, both from the values before it, the own model v and the meme model w step on

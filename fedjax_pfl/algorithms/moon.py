@@ -4,7 +4,6 @@ Qinbin Li, Bingsheng He, Dawn Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 """
 
 from dataclasses import replace
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ class State(fedavg.State):
 
 
 @core.algorithm("moon")
-class Moon(fedavg.Weighted):
+class Moon(fedavg.FedAvg):
     """MOON: FedAvg with a contrastive loss between a client's features, w's and its last model's.
 
     Local loss f_i(y) + mu l, l = -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} +
@@ -37,12 +36,10 @@ class Moon(fedavg.Weighted):
     Attributes:
       mu: weight of the term; the paper tunes it over 0.1, 1, 5, 10.
       tau: temperature of the term.
-      weighting: of the average, by "size" (the paper), or "uniform".
     """
 
     mu: float = core.number(default=1.0, allowed="at least 0")
     tau: float = core.number(default=0.5, allowed="above 0")
-    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def check(self, federation):
         self.check_features(federation)

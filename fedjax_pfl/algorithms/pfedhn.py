@@ -4,7 +4,7 @@ Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik. ICML 2021. https://arxiv.o
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +58,6 @@ class PFedHN(core.Algorithm):
       embedding_size: d; 0 is 1 + N // 4.
       hidden_size: h, width of the trunk.
       depth: layers of the trunk behind its first.
-      form: "sequential" (the paper); or "mean_vjp", a parallel variant: all members get models
-        from the same psi, and the server takes one step along the mean of their products.
       local_head: pFedHN-PC: the last layer is not generated but stays with its client.
     """
 
@@ -74,7 +72,6 @@ class PFedHN(core.Algorithm):
     embedding_size: int = core.static(default=0, allowed="at least 0")
     hidden_size: int = core.static(default=100, allowed="at least 1")
     depth: int = core.static(default=3, allowed="at least 0")
-    form: Literal["sequential", "mean_vjp"] = core.static(default="sequential")
     local_head: bool = core.static(default=False)
 
     def sharing(self):
@@ -89,13 +86,6 @@ class PFedHN(core.Algorithm):
                 "pfedhn generates no running statistics: batch_norm must be 'affine_shared' or "
                 "'local', got 'shared'."
             )
-
-    def remarks(self, federation):
-        how = []
-        if self.form == "mean_vjp":
-            how = ["one step of the hypernetwork a round, along the members' mean product: not the "
-                   "paper's algorithm, which takes one after each client"]  # fmt: skip
-        return [*super().remarks(federation), *how]
 
     def init(self, ctx):
         model, dtype = ctx.initial_model(), ctx.dtype
@@ -115,10 +105,7 @@ class PFedHN(core.Algorithm):
 
     def round(self, ctx, state):
         cohort, own = ctx.cohort, ctx.cohort.gather((state.private, state.momentum))
-        if self.form == "mean_vjp":
-            generator, sent = self._turn(ctx, state.generator, cohort, own)
-        else:
-            generator, sent = ctx.in_turn(partial(self._turn, ctx), state.generator, own)
+        generator, sent = ctx.in_turn(partial(self._turn, ctx), state.generator, own)
         (private, momentum), finite, steps, loss = sent
         cohort = cohort.mark_diverged(finite, steps)
         (embedding, psi), (of_v, of_psi) = generator
@@ -127,27 +114,25 @@ class PFedHN(core.Algorithm):
         return state, ctx.record(cohort, clients={"train_loss": loss})
 
     def _turn(self, ctx, generator, cohort, own):
-        """Train the members of a cohort together, then take one server step.
+        """Train one member, then take a server step.
 
         Returns:
-          (the server's parameters and momentum, (the members' private leaves and their
-          momentum, bool [M]: not diverged, steps [M], losses [M])).
+          (the server's parameters and momentum, (the member's private leaves and their momentum,
+          bool [1]: not diverged, steps [1], losses [1])).
         """
         (embedding, psi), _ = generator
         private, momentum = own
 
-        of_members = embedding[cohort.rows]
-        theta = jax.vmap(psi)(of_members)
+        of_member = embedding[cohort.rows]
+        theta = jax.vmap(psi)(of_member)
         model = trees.join(theta, private)
         trained = train_clipped(ctx, model, cohort, momentum, self.clip)
-        members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
         sent = ctx.upload(trained.models, model, cohort=cohort)
         change = optax.tree.sub(theta, ctx.plan.trainable_shared(sent))
-        count = jnp.maximum(members.sum(), 1).astype(ctx.dtype)
-        d_psi, d_v = psi.pullback(of_members, optax.tree.scale(1 / count, change))
+        d_psi, d_v = psi.pullback(of_member, change)
         gradient = jnp.zeros_like(embedding).at[cohort.rows].set(d_v), d_psi
-        moved, came = self._server_step(generator, gradient), members.any()
+        moved, came = self._server_step(generator, gradient), trained.cohort.mask.any()
         generator = jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, generator)
         if trained.optimizer_state is not None:
             momentum = persistent(ctx.plan, trained.optimizer_state)

@@ -54,7 +54,7 @@ class PFedLA(core.Algorithm):
         mix longer. With the 5e-3 of a re-implementation the weights stay close to 1/N.
       weighting: "softmax" over clients, with output layers that begin at 0, so that the first
         round is uniform averaging; "relu_norm": ReLU over its sum, outputs beginning at U(0, 1).
-      grouping: the unit that has its own weights: "blocks", the two "stages" or the whole "model".
+      grouping: what has weights of its own: each of the "blocks", or the whole "model".
       initial: one "common" initial model, or "independent" ones, which do not average well.
       embedding_size, hidden_size: d and h.
     """
@@ -63,7 +63,7 @@ class PFedLA(core.Algorithm):
 
     hypernetwork_rate: float = core.number(default=1.0, allowed="at least 0")
     weighting: Literal["softmax", "relu_norm"] = core.static(default="softmax")
-    grouping: Literal["blocks", "stages", "model"] = core.static(default="blocks")
+    grouping: Literal["blocks", "model"] = core.static(default="blocks")
     initial: Literal["common", "independent"] = core.static(default="common")
     embedding_size: int = core.static(default=100, allowed="at least 1")
     hidden_size: int = core.static(default=100, allowed="at least 1")

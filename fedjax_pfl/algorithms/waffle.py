@@ -4,7 +4,6 @@ Martin Beaussart, Felix Grimberg, Mary-Anne Hartley, Martin Jaggi. 2021.
 https://arxiv.org/abs/2110.06978
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -59,10 +58,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
       shift: rounds that are added to r in eq. (4); local training begins so much earlier, or later
         if it is negative (Section 2.2).
-      omega, psi: functions (r, R) -> a number in 0..1 that replace eq. (4); r and R are traced
-        floats, r counts from 1. Python only.
-      initial_history: raw weights before the first round, not stated in the paper: "uniform", 1/N,
-        or "none": the mean is over the rounds so far.
       server_rate: eta_g, not stated in the paper.
       control_update: "rebased" c <- sum abar_i c_i, which becomes local training once Alice has all
         weight; "literal" c <- c + sum abar_i dc_i (eq. 1), which then keeps a constant drift;
@@ -78,22 +73,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
 
     alice: int = core.number(default=0, allowed="at least 0", needs="everyone=False")
     everyone: bool = core.static(default=False)
-    delta_omega: float = core.number(
-        default=3.2, allowed="at least 0", needs="omega=None or psi=None"
-    )
-    shift: float = core.number(default=0.0, needs="omega=None or psi=None")
-    omega: Callable | None = core.static(default=None)
-    psi: Callable | None = core.static(default=None)
-    initial_history: Literal["uniform", "none"] = core.static(default="uniform")
+    delta_omega: float = core.number(default=3.2, allowed="at least 0")
+    shift: float = core.number(default=0.0)
     control_update: Literal["rebased", "literal"] = core.static(default="rebased")
     distance: Literal["update", "gradient"] = core.static(default="update")
-
-    def validate(self):
-        super().validate()
-        for name in ("omega", "psi"):
-            value = getattr(self, name)
-            allowed = "a function (r, R) -> number, given from Python"
-            core.require(value is None or callable(value), name, value, allowed)
 
     def check(self, federation):
         if self.everyone:
@@ -115,8 +98,8 @@ class Waffle(ForAlice, scaffold.Scaffold):
 
     def init(self, ctx):
         start = super().init(ctx)
-        first = {"uniform": 1 / ctx.num_clients, "none": 0}[self.initial_history]
-        history = jnp.full((ctx.num_clients,), first, ctx.dtype)
+        # The paper does not state the weights before the first round.
+        history = jnp.full((ctx.num_clients,), 1 / ctx.num_clients, ctx.dtype)
         state = State(**vars(start), previous=history, before=history)
         return States(**vars(ctx.replicate(state))) if self.everyone else state
 
@@ -166,7 +149,9 @@ class Waffle(ForAlice, scaffold.Scaffold):
           update: the quantity of the distances, like the parameters, [M, ...].
           is_alice, present: bool [M].
         """
-        omega, psi = (self._level(ctx, schedule) for schedule in (self.omega, self.psi))
+        number, total = (ctx.t + 1).astype(ctx.dtype), ctx.num_rounds.astype(ctx.dtype)
+        # Omega(r) = Psi(r), eq. (4)
+        omega = jax.nn.sigmoid(-self.delta_omega * (2 * (number + self.shift) / total - 1))
         distance = jnp.sqrt(squared_distances_to_alice(update, is_alice)[0])
         others = present & ~is_alice
         farthest = jnp.max(jnp.where(others, distance, 0))
@@ -174,18 +159,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
         nearest = jnp.where(jnp.any(others), nearest, 0)
         own = nearest * (1 - mixing.ratio(farthest - nearest, farthest) * (1 - omega))  # eq. (2)
         distance = jnp.where(is_alice, own, distance)
-        raw = jnp.maximum(psi - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
+        raw = jnp.maximum(omega - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
         only_alice = ctx.num_rounds - (ctx.t + 1) <= ctx.num_rounds // 20  # r >= 0.95 R
-        only_alice |= ~jnp.any((raw > 0) & present)  # a psi of 0: the limit of small ones
+        only_alice |= ~jnp.any((raw > 0) & present)  # Omega is 0: the limit of small ones
         return mixing.normalize(jnp.where(only_alice, is_alice.astype(raw.dtype), raw), present)
-
-    def _level(self, ctx, schedule):
-        """Return Omega(r) or Psi(r), by eq. (4) unless it is a function."""
-        dtype = ctx.dtype
-        number, total = (ctx.t + 1).astype(dtype), ctx.num_rounds.astype(dtype)
-        if schedule is None:
-            return jax.nn.sigmoid(-self.delta_omega * (2 * (number + self.shift) / total - 1))
-        return jnp.asarray(schedule(number, total), dtype)
 
     def models(self, ctx, state, rows):
         if not self.everyone:

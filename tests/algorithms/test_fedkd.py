@@ -34,7 +34,6 @@ test_reference, test_contract = comparison(
     "fedkd",
     fedkd.run,
     settings={"first_energy": 0.5, "last_energy": 0.99},
-    variants={"size": {"weighting": "size"}, "uniform": {}},
     given=lambda one: {"transform": np.asarray(one.states[0].own.transform)[0]},
     states={"server": "global", "own.model": "personalized", "own.transform": "transforms"},
     scores={"global": "global", "personalized": "personalized"},

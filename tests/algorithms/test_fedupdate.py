@@ -15,10 +15,7 @@ def update_batches(one):
 test_reference, test_contract = comparison(
     "fedupdate",
     fedupdate.run,
-    variants={
-        "published": {},
-        "three steps, discarding": {"fine_tune_steps": 3, "discard_fine_tuned": True},
-    },
+    variants={"published": {}, "three steps": {"fine_tune_steps": 3}},
     ours=("fine_tune_steps",),
     given=update_batches,
     states={"server": "global", "models": "personalized"},

@@ -50,10 +50,7 @@ def assert_first_rounds_are_plain(one):
 test_reference, test_contract = comparison(
     "moon",
     moon.run,
-    variants={
-        "cold": {"mu": 3.0, "tau": 0.3},
-        "uniform": {"mu": 0.7, "tau": 2.0, "weighting": "uniform"},
-    },
+    settings={"mu": 3.0, "tau": 0.3},
     states={"server": "global"},
     scores={"global": "global", "personalized": "global"},
     check=check,

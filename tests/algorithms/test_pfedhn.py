@@ -57,7 +57,7 @@ def context(federation, t=1, cohort=None):
 def inputs(one):
     case, first, settings = one.case, one.states[0], one.settings
     heads = [case.initial()["head"]] * case.num_clients if settings.get("local_head") else None
-    local = LOCAL if one.variant in ("mean", "local-head") else dict.fromkeys(LOCAL, 0.0)
+    local = LOCAL if settings.get("local_head") else dict.fromkeys(LOCAL, 0.0)
     return {
         "cohorts": in_order(case),
         "embeddings": first.embedding,
@@ -86,10 +86,7 @@ test_reference, test_contract = comparison(
     settings={**SMALL, **BITING, "embedding_rate": 3.0},
     variants={
         "sequential": {},
-        "mean": Variant(
-            {"form": "mean_vjp", "local_head": True}, options={**LOCAL, "batch_order": "fresh"}
-        ),
-        "local-head": Variant({"local_head": True}, options=LOCAL),
+        "local-head": Variant({"local_head": True}, options={**LOCAL, "batch_order": "fresh"}),
     },
     ours=("embedding_size", "hidden_size", "depth", "local_head"),
     given=inputs,

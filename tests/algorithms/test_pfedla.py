@@ -105,9 +105,7 @@ test_reference, test_contract = comparison(
         "heuristic, all": Variant({"retained": 1, "updates": "all"}, algorithm="heurpfedla"),
         "relu-independent": {"weighting": "relu_norm", "initial": "independent"},
         "whole-model": {"grouping": "model"},
-        "stages": Variant(
-            {"grouping": "stages"}, options={"model": FourLayers()}, algorithm="heurpfedla"
-        ),
+        "four layers": Variant({}, options={"model": FourLayers()}, algorithm="heurpfedla"),
     },
     options={"scored": True},  # what is downloaded is not in the state
     ours=(*SMALL, "grouping", "initial"),

@@ -129,7 +129,6 @@ REFUSED = [
     ("perfedavg", {}, {"frozen": "head"}, "all leaves, and some are frozen"),
     ("perfedavg", {"passes": 2**25}, {}, "take fewer epochs or steps"),
     ("perfedavg_async", {"local_updates": 0}, {}, r"local_updates must be in \[1, 10\]"),
-    ("pfedhn", {"form": "mean"}, {}, "value of pfedhn.form 'mean'. Did you mean 'mean_vjp'"),
     ("pfedhn", {}, {"model": NORMED, "batch_norm": "shared"}, "'affine_shared' or 'local', got 's"),
     ("pfedme", {"proximal_weight": 100, "decay": 0}, {}, r"must be below 2 / .* = 0\.02: theta"),
     ("pfl_da", {}, {"share": "all"}, "pfl_da shares the head and nothing else"),
@@ -146,8 +145,6 @@ REFUSED = [
     ("spfl", {"weighting": "paper"}, {"share": "body"}, "share"),
     ("waffle", {"alice": 5}, {}, r"alice must be a client in 0\.\.4, got 5"),
     ("waffle", {"alice": 2, "everyone": True}, {}, "absent without everyone=False, got 2"),
-    ("waffle", {"omega": "linear"}, {}, r"omega must be a function \(r, R\) -> number, given from"),
-    ("waffle", {"initial_history": "even"}, {}, "Valid: none, uniform"),
 ]
 # (options of the federation, the message, the algorithms that refuse it).
 FEDERATIONS = [

@@ -107,7 +107,6 @@ PARTS = [
     ("fedmtl", {"coupling": 0}, "coupling is 0: trained locally"),
     ("fedprox_ft", {"final_only": True}, AFTER),
     ("fedsam", {"adaptive": True}, "FedASAM has 0.7"),
-    ("pfedhn", {"form": "mean_vjp"}, "not the paper's algorithm"),
     ("pfl_da", {"generic_weight": 1.0, "mixed": "every_step"}, ""),
 ]
 

@@ -20,14 +20,6 @@ def row(tree, i):
     return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
-def linear(number, total):
-    return 1 - number / total
-
-
-def square(number, total):
-    return (number / total) ** 2
-
-
 def run(s, *, alice, everyone=False, **options):
     """The reference; for everyone, results of all Alices as lists."""
     if not everyone:
@@ -68,13 +60,7 @@ test_reference, test_contract = comparison(
         "another-alice": {"alice": 3},
         "shifted": {"shift": 1.5},
         "literal": {"control_update": "literal"},
-        "functions": {
-            "delta_omega": 3.2,
-            "omega": square,
-            "psi": linear,
-            "initial_history": "none",
-            "distance": "gradient",
-        },
+        "gradients": {"distance": "gradient"},
         "everyone": {"everyone": True},
     },
     patterns=PATTERNS,

@@ -37,7 +37,7 @@ def test_raw_weights_are_the_references(update):
     for alice in {0, len(update) - 1}:
         distances = np.linalg.norm(update - update[alice], axis=1)
         for number, total in ((1, 100), (25, 100), (50, 100), *LAST):
-            _, wanted = waffle.calc_weights(distances, alice, number, total, None, None)
+            _, wanted = waffle.calc_weights(distances, alice, number, total, 0, 0)
             for scale in (1, 1e-3):
                 found = raw_weights(scale * update, alice, t=number - 1, total=total)
                 np.testing.assert_allclose(found, wanted, atol=1e-9, err_msg=f"{number} of {total}")
@@ -50,6 +50,6 @@ def test_raw_weights_of_absent_agents():
 
 
 def test_raw_weights_that_are_all_zero():
-    np.testing.assert_array_equal(
-        raw_weights([[0.0], [1.0], [2.0]], psi=lambda r, R: 0.0), [1, 0, 0]
-    )
+    """Where a steep Omega underflows."""
+    found = raw_weights([[0.0], [1.0], [2.0]], t=80, delta_omega=1e4)
+    np.testing.assert_array_equal(found, [1, 0, 0])

@@ -120,7 +120,6 @@ OPTIONS = [
     ("waffle", {"distance": "gradient"}),
     ("fedasync", {"mode": "original"}),
     ("fedproto", {"feature_means": "last_epoch"}),
-    ("pfedhn", {"form": "mean_vjp"}),
     ("sfl", {"graph": "neighbours"}),
     ("fedala", {"participants": "sampled"}),
     ("apple", {"initial": "independent"}),

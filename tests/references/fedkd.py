@@ -62,12 +62,12 @@ def factored(change, energy):
     return mapped(part, change), numbers
 
 
-def run(s, *, transform, first_energy=0.95, last_energy=0.98, weighting="uniform"):
+def run(s, *, transform, first_energy=0.95, last_energy=0.98):
     """Mentees averaged by their changes beside the clients' mentors.
 
     Args:
       transform: the clients' first W.
-      first_energy, last_energy, weighting: see `fedjax_pfl`.
+      first_energy, last_energy: see `fedjax_pfl`.
 
     Returns:
       After every round, "global": w, "personalized": [N], "transforms": [N]; "up", "down" [N]:
@@ -88,7 +88,7 @@ def run(s, *, transform, first_energy=0.95, last_energy=0.98, weighting="uniform
                 )
             change, up[i] = factored(subtract(mentee, model), energy)
             changes.append(change)
-        mean = average(changes, s.sizes, list(s.cohorts[t]), weighting)
+        mean = average(changes, s.sizes, list(s.cohorts[t]), "uniform")
         mean, size = factored(mean, energy)
         model, last = mapped(np.add, model, mean), list(s.cohorts[t])
         history.append({

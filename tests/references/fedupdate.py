@@ -7,13 +7,12 @@ also lets a client's next round begin with the fine-tuned model.
 from tests.references.averaging import average
 
 
-def run(s, *, update_batches, steps=1, discard_fine_tuned=False):
+def run(s, *, update_batches, steps=1):
     """FedAvg's average, then a few steps of each participant on it.
 
     Args:
       update_batches: like `batches`, for the fine-tuning; the first `steps` of them are used.
       steps: how many minibatch steps the fine-tuning takes.
-      discard_fine_tuned: clients begin a round with the last average, not with their model.
 
     Returns:
       After every round, "global": the average; "personalized": [N], what every client held last.
@@ -23,7 +22,7 @@ def run(s, *, update_batches, steps=1, discard_fine_tuned=False):
     history = []
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
-        trained = [s.train(mean if discard_fine_tuned else personal[i], t, i) for i in cohort]
+        trained = [s.train(personal[i], t, i) for i in cohort]
         if cohort:
             mean = average(trained, s.sizes, cohort)
         for i in cohort:

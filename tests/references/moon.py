@@ -40,7 +40,7 @@ def loss_and_gradient(params, received, previous, x, y, mu, tau, form=network):
     return loss + mu * apart, form.backward(params, x, slope, mu * feature_slope)
 
 
-def run(s, *, mu=1.0, tau=0.5, weighting="size", form=network):
+def run(s, *, mu=1.0, tau=0.5, form=network):
     """FedAvg whose clients keep features near the global model's, away from their last model's.
 
     Features are what the last hidden layer gives, or the projection of a network that has one.
@@ -48,7 +48,6 @@ def run(s, *, mu=1.0, tau=0.5, weighting="size", form=network):
     Args:
       mu: weight of the contrast.
       tau: its temperature.
-      weighting: of the average, "size" or "uniform".
       form: the network's functions `logits`, `features` and `backward`.
 
     Returns:
@@ -69,6 +68,6 @@ def run(s, *, mu=1.0, tau=0.5, weighting="size", form=network):
                 own = subtract(own, scale(s.learning_rate[t], gradient))
             previous[i] = own
         if cohort:
-            model = average([previous[i] for i in cohort], s.sizes, cohort, weighting)
+            model = average([previous[i] for i in cohort], s.sizes, cohort, "size")
         history.append({"global": model, "previous": list(previous)})
     return history

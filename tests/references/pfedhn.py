@@ -177,7 +177,6 @@ def run(
     momentum=0.9,
     weight_decay=5e-05,
     clip=50.0,
-    form="sequential",
     heads=None,
 ):
     """One client after the other gets a model from the hypernetwork, trains it, and moves it.
@@ -189,8 +188,6 @@ def run(
       embedding_rate: the embeddings' own rate, or None.
       server_clip: bound of the norm of its whole gradient, embeddings included, or None.
       momentum, weight_decay, clip: of the inner steps.
-      form: "sequential" (the algorithm), or "mean_vjp", another one: the whole cohort's models
-        come from the same hypernetwork, which takes one step along the mean of their products.
       heads: [N], local last layers (pFedHN-PC), which are not in `hypernetwork`; None: none.
 
     Returns:
@@ -213,29 +210,24 @@ def run(
     history = []
     for t in range(s.rounds):
         received, trained = {}, {}
-        cohort = list(s.cohorts[t])
-        turns = [[i] for i in cohort] if form == "sequential" else [cohort] * bool(cohort)
-        for turn in turns:
-            products = []
-            for i in turn:
-                model = generate(embeddings[i], psi, s.initial)
-                received[i] = whole(i)
-                after, heads[i], of_heads[i] = train_client(
-                    model,
-                    s.batches[t][i],
-                    s.x,
-                    s.y,
-                    s.learning_rate[t],
-                    momentum=momentum,
-                    weight_decay=weight_decay,
-                    bound=clip,
-                    head=heads[i],
-                    head_velocity=of_heads[i],
-                )
-                trained[i] = after if heads[i] is None else {**after, "head": heads[i]}
-                change = unflat(flat(model) - flat(after), model)
-                products.append(server_gradient(embeddings, psi, i, change))
-            slope = clipped(sum(products) / len(products), server_clip)
+        for i in s.cohorts[t]:
+            model = generate(embeddings[i], psi, s.initial)
+            received[i] = whole(i)
+            after, heads[i], of_heads[i] = train_client(
+                model,
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
+                momentum=momentum,
+                weight_decay=weight_decay,
+                bound=clip,
+                head=heads[i],
+                head_velocity=of_heads[i],
+            )
+            trained[i] = after if heads[i] is None else {**after, "head": heads[i]}
+            change = unflat(flat(model) - flat(after), model)
+            slope = clipped(server_gradient(embeddings, psi, i, change), server_clip)
             vector, velocity = sgd_step(
                 numbers(embeddings, psi), slope, velocity, rates, server_momentum, server_decay
             )

@@ -8,6 +8,7 @@ from tests.references import (
     fedavg,
     feddwa,
     fedprox,
+    fedupdate,
     l2c,
     network,
     perfedavg,
@@ -37,6 +38,9 @@ ALONE = np.eye(COUNT)
 
 # Those in which all clients take part.
 FULL = {
+    "fedupdate-no-steps": (
+        lambda s: fedupdate.run(s, update_batches=further_batches(s), steps=0), "global", fedavg_of,
+    ),
     "feddwa-trained-guidance": (
         lambda s: feddwa.run(s, guidance="trained", top_k=4), "personalized", local_of,
     ),

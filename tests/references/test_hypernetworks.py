@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.references import fedavg, network, pfedhn, pfedla
+from tests.references import network, pfedhn, pfedla
 from tests.references.local_sgd import sgd
 from tests.references.small import CLASSES, COUNT, PARTIAL, RATES, assert_same
 
@@ -67,14 +67,6 @@ def test_biases_alone_pass_a_model_from_client_to_client(setting):
             assert_same(models["trained"][i], model)
         for own in models["personalized"]:
             assert_same(own, model)
-
-
-def test_biases_alone_and_mean_products_are_fedavg_of_equal_clients(setting):
-    common, drawn = setting.but(cohorts=PARTIAL), biases_alone(setting.initial)
-    ran = pfedhn.run(common, **drawn, **PLAIN, **UNDECAYED, server_rate=1.0, form="mean_vjp")
-    plain = fedavg.run(setting.but(cohorts=PARTIAL, sizes=[1] * COUNT))
-    for models, expected in zip(ran, plain, strict=True):
-        assert_same(models["personalized"][3], expected["global"])
 
 
 def test_a_cohort_is_its_clients_one_after_the_other(setting):

@@ -28,7 +28,6 @@ from tests.references import (
     fedprox,
     fedprox_ft,
     fedrep,
-    fedupdate,
     ifca,
     l2c,
     lga,
@@ -117,11 +116,6 @@ LIMITS = {
         ), "personalized", local_of,
     ),
     "fedamp-no-pull": (lambda s: fedamp.run(s, proximal_weight=0.0), "personalized", local_of),
-    "fedupdate-no-steps": (
-        lambda s: fedupdate.run(
-            s, update_batches=further_batches(s), steps=0, discard_fine_tuned=True
-        ), "global", fedavg_of,
-    ),
     "perfedavg_spfl-one-step": (
         lambda s: perfedavg_spfl.run(s, steps=1), "global", fedavg_of,
     ),

@@ -45,8 +45,6 @@ def calc_weights(
     previous,
     before,
     delta_omega=3.2,
-    omega=None,
-    psi=None,
     shift=0.0,
 ):
     """Algorithm 1, CalcWeights-Omega: (abar^r, a^r), the smoothed and the raw weights.
@@ -56,19 +54,16 @@ def calc_weights(
       alice: i*.
       number: r, from 1 on.
       total_rounds: R.
-      previous, before: the raw weights a^{r-1} and a^{r-2}, None where there was no such round.
+      previous, before: the raw weights a^{r-1} and a^{r-2}.
       delta_omega: the one hyperparameter.
-      omega, psi: functions (r, R) in place of eq. (4).
       shift: added to r in eq. (4) (section 2.2).
     """
     level = personalization(number + shift, total_rounds, delta_omega)
-    levels = [level if given is None else given(number, total_rounds) for given in (omega, psi)]
-    weights = raw_weights(distances, alice, *levels)
+    weights = raw_weights(distances, alice, level, level)
     if 20 * number >= 19 * total_rounds:  # r >= 0.95 R without rounding
         weights = np.eye(len(distances))[alice]
     weights = weights / weights.sum()
-    known = [weights, *(old for old in (previous, before) if old is not None)]
-    return sum(known) / len(known), weights
+    return (weights + previous + before) / 3, weights
 
 
 def run(
@@ -81,9 +76,6 @@ def run(
     server_rate=1.0,
     control_rule="rebased",
     control_update="gradients",
-    omega=None,
-    psi=None,
-    initial_history="uniform",
     distance="update",
     forced=None,
 ):
@@ -97,8 +89,6 @@ def run(
       control_rule: "rebased", c <- sum_i abar_i c_i^+; "literal", eq. (1) as SCAFFOLD samples,
         c <- c + (|S|/N) sum_i abar_i dc_i over the cohort S.
       control_update: how c_i^+ is had, as in `scaffold.train_client`.
-      omega, psi: as in `calc_weights`.
-      initial_history: raw weights of the two rounds before the first, "uniform" or "none".
       distance: d_i is between "update"s dy_i (Alg. 1), or between the sums of the raw "gradient"s
         of an agent's steps (the text).
       forced: forced[t], weights [N] to apply in round t in place of abar; "weights" and "raw"
@@ -117,7 +107,7 @@ def run(
     model = s.initial
     control = zeros_like(s.initial)
     controls = [zeros_like(s.initial) for _ in s.clients]
-    previous = before = np.full(count, 1.0 / count) if initial_history == "uniform" else None
+    previous = before = np.full(count, 1.0 / count)
     history = []
     for t in range(s.rounds):
         cohort = sorted(s.cohorts[t])
@@ -126,7 +116,7 @@ def run(
                 {
                     "alice": model,
                     "weights": np.zeros(count),
-                    "raw": np.zeros(count) if previous is None else previous,
+                    "raw": previous,
                     "distances": np.full(count, np.nan),
                     "control": control,
                     "controls": list(controls),
@@ -155,9 +145,9 @@ def run(
         distances, raw = np.full(count, np.nan), np.zeros(count)
         distances[cohort] = np.sqrt([squared_distance(one, compared[hers]) for one in compared])
         if forced is None:
-            old = [None if known is None else known[cohort] for known in (previous, before)]
+            old = previous[cohort], before[cohort]
             abar, raw[cohort] = calc_weights(
-                distances[cohort], hers, t + 1, horizon, *old, delta_omega, omega, psi, shift
+                distances[cohort], hers, t + 1, horizon, *old, delta_omega, shift
             )
             abar = abar / abar.sum()
         else:

@@ -11,7 +11,7 @@ from fedjax_pfl.algorithms.common.own_models import State
 from fedjax_pfl.algorithms.ditto import Both
 
 
-class MutualDistillation(fedavg.Weighted):
+class MutualDistillation(fedavg.FedAvg):
     """FedAvg beside own models; in each step the two models of a client learn from each other.
 
     A subclass defines `train_both`. `own` of the state begins at the common initial model.
