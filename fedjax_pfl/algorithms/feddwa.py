@@ -29,6 +29,10 @@ class State:
 class FedDWA(core.Algorithm):
     """FedDWA: each client mixes the models nearest to its guidance model (Alg. 1).
 
+    Client i trains its model w_i to w^_i, and that to its guidance model w*_i, and sends both. The
+    server mixes w_i <- sum_j p_ij w^_j, with p_ij proportional to 1 / |w*_i - w^_j|^2 for the K
+    nearest. Other guidance and other weights, below, are the paper's alternatives.
+
     Attributes:
       top_k: K, the number of models that a client mixes, its own among the candidates; of the
         weights "inverse" only.
@@ -89,10 +93,22 @@ class FedDWA(core.Algorithm):
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received)  # eq. (7)
         sent = ctx.upload(trained, received, cohort=cohort)
-        guide, cohort = self._guide(ctx, state, received, trained, sent, cohort)  # eq. (16)
+        if self.guidance == "epochs":  # eq. (16)
+            schedule = ctx.federation.schedule
+            if self.guidance_epochs is not None:
+                schedule = replace(schedule, epochs=self.guidance_epochs, steps=None)
+            guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
+            guide = ctx.upload(guide, sent, "guidance", cohort)
+        else:
+            guide, cohort = self._other_guidance(ctx, state, received, trained, sent, cohort)
         uploads = ctx.trainable_shared(sent)
         distances = similarity.squared_distances(ctx.trainable_shared(guide), uploads)
-        weights = self._weights(distances, uploads, cohort.mask)
+        if self.weights == "inverse":  # eq. (15)
+            tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's norm
+            weights = mixing.inverse(distances, cohort.mask, tiny)
+            weights = mixing.keep_top_k(weights, self.top_k)
+        else:
+            weights = self._solved_weights(distances, uploads, cohort.mask)
         mixed = ctx.mix(weights, sent, onto=trained)  # eq. (8)
         new_state = State(
             cohort.scatter(state.models, mixed),
@@ -106,31 +122,17 @@ class FedDWA(core.Algorithm):
             mixing=weights,
         )
 
-    def _weights(self, distances, uploads, present):
-        """Return p [M, M], from the distances of guidance models to uploads."""
-        if self.weights == "inverse":
-            tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's norm
-            weights = mixing.inverse(distances, present, tiny)  # eq. (15)
-            return mixing.keep_top_k(weights, self.top_k)
-        # W_i of eq. (11): inner products of the differences from the guidance model.
-        between = similarity.squared_distances(uploads, uploads)
-        products = (distances[:, :, None] + distances[:, None, :] - between) / 2
-        if self.weights == "simplex":
-            return jax.vmap(mixing.simplex_qp, (0, None))(products, present)  # eq. (12)
-        return jax.vmap(closed_form, (0, None))(products, present)  # eq. (13)
+    def models(self, ctx, state, rows):
+        named = {"personalized": trees.take(state.models, rows)}
+        if self.score_guidance:
+            named["guidance"] = trees.take(state.guidance, rows)
+        return named
 
-    def _guide(self, ctx, state, received, trained, sent, cohort):
+    def _other_guidance(self, ctx, state, received, trained, sent, cohort):
         """Return (guidance models [M, ...], the cohort without clients whose guidance diverged).
 
-        Guidance that needs data is trained by the client from `trained` and sent; the server
-        computes the other kinds from `sent`.
+        The server computes all kinds but "full_gradient" from `sent`.
         """
-        if self.guidance == "epochs":
-            schedule = ctx.federation.schedule
-            if self.guidance_epochs is not None:
-                schedule = replace(schedule, epochs=self.guidance_epochs, steps=None)
-            guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
-            return ctx.upload(guide, sent, "guidance", cohort), cohort
         if self.guidance == "full_gradient":
             gradient, cohort = ctx.full_gradient(trained, cohort)
             move = optax.tree.add_scale(trained["params"], -ctx.learning_rate, gradient)
@@ -143,11 +145,13 @@ class FedDWA(core.Algorithm):
             return cohort.gather(state.last), cohort
         return {"received": received, "trained": sent}[self.guidance], cohort
 
-    def models(self, ctx, state, rows):
-        named = {"personalized": trees.take(state.models, rows)}
-        if self.score_guidance:
-            named["guidance"] = trees.take(state.guidance, rows)
-        return named
+    def _solved_weights(self, distances, uploads, present):
+        """Return p [M, M] of eqs. (12), (13), from the distances of guidance models to uploads."""
+        # W_i of eq. (11): inner products of the differences from the guidance model.
+        between = similarity.squared_distances(uploads, uploads)
+        products = (distances[:, :, None] + distances[:, None, :] - between) / 2
+        solve = mixing.simplex_qp if self.weights == "simplex" else closed_form
+        return jax.vmap(solve, (0, None))(products, present)
 
 
 def closed_form(products: jax.Array, present: jax.Array) -> jax.Array:
