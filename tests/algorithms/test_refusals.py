@@ -56,7 +56,6 @@ BOTH = "needs both factors of each adapter, and share"
 # the algorithm leaves frozen.
 REFUSED = [
     ("apfl", {"form": "logits"}, {"extra_loss": WeightDistribution(1.0)}, "form='parameters'"),
-    ("cfl", {"linkage": "ward"}, {}, "Unknown value of cfl.linkage 'ward'"),
     ("cfl", {"gamma_max": -0.5}, {}, "gamma_max must be at least 0, or -1 for no test, got -0.5"),
     ("cfl", {"best_of_tree": True}, {"validation_size": 0}, "best_of_tree chooses by validation"),
     ("cwfedavg", {}, {"share": "body"}, "'head' stays with its clients: give shares=labels"),
@@ -101,7 +100,6 @@ REFUSED = [
     ("fedproto", {}, {"model": NoBias()}, r"called head, with kernel \[5, 3\] and bias \[3\]"),
     ("fedprox", {"slow_fraction": 0.2}, {"local_epochs": 1}, "must be at least 2, got 1"),
     ("fedprox", {"slow_fraction": 0.2}, {"local_steps": 4}, "in place of local_steps, or slow_"),
-    ("fedprox_ft", {"fine_tune_proximal_weight": 0.1}, {}, "absent without final_only=True"),
     ("fedrep", {"head_epochs": 0}, {"local_epochs": 0}, "step"),
     ("fedrep", {}, {"frozen": "head"}, "in turn, and params/head/bias is frozen"),
     ("fedsam", {"global_momentum": True}, {"share": "body"}, "fedsam averages whole models"),
@@ -116,7 +114,6 @@ REFUSED = [
     ("heurpfedla", {"retained": 2}, {"share": "body"}, "retained must be at most 1 blocks, got 2"),
     ("floco", {}, {"share": "body"}, "head/kernel is not shared: leave share and freeze out"),
     ("floco", {}, {"share": "head"}, "needs all of its corners, and params/corners is not shared"),
-    ("floco", {}, {"share": "none"}, "needs all of its corners, and params/corners is not shared"),
     ("floco", {}, {"frozen": "head"}, "and params/head/kernel is not shared"),
     ("ifca", {"initial": "seed"}, {}, "Unknown value of ifca.initial 'seed'. Did you mean 'seeds'"),
     ("ifca", {"averaging": "gradients"}, {"model": NORMED}, "updates no running statistics"),
@@ -133,7 +130,6 @@ REFUSED = [
     ("pfedme", {"proximal_weight": 100, "decay": 0}, {}, r"must be below 2 / .* = 0\.02: theta"),
     ("pfl_da", {}, {"share": "all"}, "pfl_da shares the head and nothing else"),
     ("scaffold", {}, {"frozen": "head"}, "scaffold trains whole models, and params/head/bias"),
-    ("sfl", {"graph": "label"}, {}, "Unknown value of sfl.graph 'label'. Did you mean 'labels'"),
     ("sfl", {"relation": "ring"}, {}, "relation must be a function of the clients' ids"),
     ("sfl", {"relation": edges(1, 2)}, {}, r"edges \[5, 5\] of at least 0, all.*array \[5, 2\]"),
     ("sfl", {"relation": edges(-1)}, {}, r"must be edges \[5, 5\] of at least 0"),
