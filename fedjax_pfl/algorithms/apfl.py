@@ -86,13 +86,13 @@ class Apfl(fedavg.Weighted):
     def first_alphas(self, ctx):
         return jnp.broadcast_to(jnp.asarray(self.alpha, ctx.dtype), (ctx.num_clients,))
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         if isinstance(received, core.Broadcast):
             received = trees.replicate(received.model, ctx.cohort.size)
         own, alphas = ctx.cohort.gather((state.own, state.alphas))
-        return self.train_both(ctx, received, own, alphas, **options)
+        return self.train_both(ctx, received, own, alphas)
 
-    def train_both(self, ctx, shared, own, alphas, **options):
+    def train_both(self, ctx, shared, own, alphas):
         """Run the cohort's local steps from w_i and v_i [M, ...] and alpha_i [M]."""
         cohort, sgd, schedule = ctx.cohort, ctx.sgd_step(), ctx.federation.schedule
         step_on = {"parameters": on_parameters, "logits": on_logits}[self.form]
@@ -120,7 +120,7 @@ class Apfl(fedavg.Weighted):
 
         begin = sgd.begin_all(shared), sgd.begin_all(own), alphas
         active = None if cohort.complete else cohort.mask
-        runs = ctx.run_clients(step, begin, active=active, finish=finish, **options)
+        runs = ctx.run_clients(step, begin, active=active, finish=finish)
         shared, own, alphas, loss = runs.carry
         cohort = cohort.mark_diverged(runs.finite, self._passes * runs.steps)
         return Both(shared, cohort, loss, own=own, alphas=alphas)
@@ -157,10 +157,8 @@ class Apfl(fedavg.Weighted):
 
     def personalize(self, ctx, state, new_clients):
         """Return the mixtures for new clients after one round of local training from v_i = w."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
-        start = new.replicate(self.new_client_start(ctx, state))
-        alphas, options = self.first_alphas(new), {"purpose": "personalize", "cursor": None}
-        sent = self.train_both(new, start, start, alphas, **options)
+        start = new_clients.replicate(self.new_client_start(ctx, state))
+        sent = self.train_both(new_clients, start, start, self.first_alphas(new_clients))
         return self.mixture(sent.own, start, sent.alphas)
 
 

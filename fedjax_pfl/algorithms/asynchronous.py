@@ -80,7 +80,7 @@ def take_turn(
       ctx, state: of the round.
       cohort: who begins and whose uploads arrive; the round's cohort by default.
       begin: the models that they train from; the server's by default.
-      **options: those of `ctx.train`.
+      **options: `extra_loss`, `broadcast` and `updates_per_batch` of `ctx.train`.
     """
     cohort = ctx.cohort if cohort is None else cohort
     starts, arrives = cohort.starts, cohort.arrives

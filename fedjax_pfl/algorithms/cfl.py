@@ -237,14 +237,14 @@ class Cfl(core.Algorithm):
 
     def personalize(self, ctx, state, new_clients):
         """Train the cluster's model that fits a new client's training samples best."""
-        everyone = new_clients.cohort_of()
+        everyone = new_clients.cohort
         numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
         used = jnp.where(numbers < state.count, numbers, 0)
         choice = jnp.broadcast_to(used, (everyone.size, len(used)))
         own = mean_private(state, everyone.size)
         best, _ = best_fitting(new_clients, state.models, own, everyone.rows, choice=choice)
         start = ctx.plan.with_private(trees.take(state.models, best), own)
-        return new_clients.train(start, everyone, purpose="personalize", cursor=None).models
+        return new_clients.train(start).models
 
 
 def _means(members, update):

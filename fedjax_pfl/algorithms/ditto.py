@@ -53,8 +53,8 @@ class Ditto(OwnModels):
             return federation.schedule
         return replace(federation.schedule, epochs=self.personal_epochs, steps=None)
 
-    def local_update(self, ctx, state: State, received, **options):
-        trained = super().local_update(ctx, state, received, **options)
+    def local_update(self, ctx, state: State, received):
+        trained = super().local_update(ctx, state, received)
         own, cohort, _ = ctx.train(
             ctx.cohort.gather(state.own),
             trained.cohort,

@@ -64,4 +64,4 @@ class FedBabu(PartlyShared):
         """
         how = replace(self.adaptation(), steps=new_clients.federation.schedule.steps)
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return new_clients.adapt(start, new_clients.cohort_of().rows, how)
+        return new_clients.adapt(start, new_clients.cohort.rows, how)

@@ -101,7 +101,7 @@ class FedCP(fedavg.FedAvg):
             path = plan.paths[plan.frozen.index(True)]
             raise core.InputError(f"fedcp trains under a frozen global head, and {path} is frozen.")
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         together = isinstance(received, core.Broadcast)
         model, task = received.model if together else received, ctx.federation.task
 
@@ -118,7 +118,6 @@ class FedCP(fedavg.FedAvg):
             broadcast=model if together else None,
             operands=None if together else model,
             trainable=all_but(model["params"], HEAD, CONTEXT),
-            **options,
         )
         ctx.count_forward(passes(ctx.federation, networks=1) * trained.cohort.steps)
         params = trained.models["params"]
@@ -135,10 +134,7 @@ class FedCP(fedavg.FedAvg):
     def personalize(self, ctx, state, new_clients):
         """Train for a round, as members do, from the server's model and its head."""
         start = core.Broadcast(self.new_client_start(ctx, state))
-        trained = self.local_update(
-            new_clients, state, start,
-            cohort=new_clients.cohort_of(), purpose="personalize", cursor=None,
-        ).models  # fmt: skip
+        trained = self.local_update(new_clients, state, start).models
         common = trees.replicate(start.model["params"][HEAD], new_clients.num_clients)
         return {**trained, "params": {**trained["params"], HEAD: common}}
 

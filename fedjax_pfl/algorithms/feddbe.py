@@ -115,10 +115,10 @@ class FedDBE(fedavg.FedAvg):
         weights = mixing.by_size(everyone.sizes(), trained.cohort.mask)
         return everyone.aggregate(weights, sent, onto=state.consensus), trained.cohort.steps
 
-    def local_update(self, ctx, state: State, received, **options):
-        return self.train(ctx, received, state.consensus, self.kappa, **options)[0]
+    def local_update(self, ctx, state: State, received):
+        return self.train(ctx, received, state.consensus, self.kappa)[0]
 
-    def train(self, ctx, models, consensus, kappa, correct=None, **options):
+    def train(self, ctx, models, consensus, kappa, correct=None, purpose=None):
         """Train the cohort; return (the results, each member's last r [M, d])."""
 
         def apart(params, batch, consensus, client):
@@ -140,7 +140,7 @@ class FedDBE(fedavg.FedAvg):
             zeros = jnp.zeros((ctx.cohort.size, consensus.size), consensus.dtype)
             begin = step.begin_all(models), zeros
         (local, mean), finite, steps = ctx.run_clients(
-            step_and_see, begin, broadcast=consensus, **options
+            step_and_see, begin, broadcast=consensus, purpose=purpose
         )
         cohort = ctx.cohort.mark_diverged(finite, steps)
         return core.Trained(local.model, cohort, local.loss / jnp.maximum(steps, 1)), mean
@@ -158,6 +158,5 @@ class FedDBE(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train for a round from the server's model with b = 0."""
-        everyone = replace(new_clients, cohort=new_clients.cohort_of())
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.local_update(everyone, state, start, purpose="personalize", cursor=None).models
+        return self.local_update(new_clients, state, start).models

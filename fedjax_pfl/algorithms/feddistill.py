@@ -5,7 +5,6 @@ Eunjeong Jeong, Seungeun Oh, Hyesung Kim, Jihong Park, Mehdi Bennis, Seong-Lyun 
 https://arxiv.org/abs/1811.11479
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -124,7 +123,7 @@ class FedDistill(core.Algorithm):
 
         return mean_of(jax.tree.map(others, state.total, sent))
 
-    def train(self, ctx, models, teachers: Predictions, **options):
+    def train(self, ctx, models, teachers: Predictions):
         """Run local steps, and sum the outputs of their minibatches by class."""
         task, step = ctx.federation.task, ctx.sgd_step(extra_loss=self.distillation)
 
@@ -138,7 +137,7 @@ class FedDistill(core.Algorithm):
         count = ctx.federation.data.num_classes
         none = trees.replicate(ClassSums.zeros(count, count, ctx.dtype), ctx.cohort.size)
         begin = step.begin_all(models), none
-        return ctx.run_clients(see_and_step, begin, operands=teachers, **options)
+        return ctx.run_clients(see_and_step, begin, operands=teachers)
 
     def distillation(self, params, batch, broadcast, client):
         """Return the term of the local loss on one minibatch."""
@@ -155,11 +154,9 @@ class FedDistill(core.Algorithm):
 
     def personalize(self, ctx, state: State, new_clients):
         """Train for a round from the initial model, with the means of all clients."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
-        teachers = new.replicate(mean_of(state.total))
-        start = new.replicate(self.new_client_start(ctx, state))
-        ran = self.train(new, start, teachers, purpose="personalize", cursor=None)
-        return ran[0][0].model
+        teachers = new_clients.replicate(mean_of(state.total))
+        start = new_clients.replicate(self.new_client_start(ctx, state))
+        return self.train(new_clients, start, teachers)[0][0].model
 
 
 def mean_of(total: Predictions) -> Predictions:

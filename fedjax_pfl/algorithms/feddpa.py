@@ -135,18 +135,16 @@ class FedDPA(fedavg.Weighted):
     def remarks(self, federation):
         return [*super().remarks(federation), *adapter_remarks(federation)]
 
-    def local_update(self, ctx, state, received: Any, **options):
+    def local_update(self, ctx, state, received: Any):
         if not trained_adapters(ctx.federation):
-            return super().local_update(ctx, state, received, **options)
-        own = self.train_own(ctx, received)
+            return super().local_update(ctx, state, received)
+        own = self.train_own(ctx, received, purpose="local")
         others = all_but(received["params"], LOCAL)
-        trained = super().local_update(
-            ctx, state, received, cohort=own.cohort, trainable=others, **options
-        )
+        trained = super().local_update(ctx, state, received, cohort=own.cohort, trainable=others)
         params = {**trained.models["params"], LOCAL: own.models["params"][LOCAL]}
         return replace(trained, models={**trained.models, "params": params})
 
-    def train_own(self, ctx, received: Any, **options) -> core.Trained:
+    def train_own(self, ctx, received: Any, purpose: str | None = None) -> core.Trained:
         """Train the members' own sets beside the received global one."""
         task, weight = ctx.federation.task, jnp.asarray(self.local_weight, ctx.dtype)
         own = only(received["params"], LOCAL)
@@ -156,9 +154,7 @@ class FedDPA(fedavg.Weighted):
             kept = {name: part for name, part in forward.model.items() if name != MIXING}
             return forward._replace(model=kept)
 
-        return ctx.train(
-            received, **{"purpose": "local"} | options, forward=forward_pass, trainable=own
-        )
+        return ctx.train(received, purpose=purpose, forward=forward_pass, trainable=own)
 
     def models(self, ctx, state, rows):
         received: Any = self.received(state, rows)
@@ -198,11 +194,8 @@ class FedDPA(fedavg.Weighted):
         start = trees.replicate(self.new_client_start(ctx, state), new_clients.num_clients)
         if not trained_adapters(ctx.federation):
             return super().personalize(ctx, state, new_clients)
-        everyone = new_clients.cohort_of()
-        own = self.train_own(
-            new_clients, start, cohort=everyone, purpose="personalize", cursor=None
-        )
-        return self.mixed(new_clients, own.models, everyone.rows)
+        own = self.train_own(new_clients, start)
+        return self.mixed(new_clients, own.models, new_clients.cohort.rows)
 
 
 def similarity(z: jax.Array, anchors: jax.Array, valid: jax.Array) -> jax.Array:

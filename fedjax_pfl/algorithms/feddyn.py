@@ -91,7 +91,7 @@ class FedDyn(fedavg.FedAvg):
         mean = jnp.mean(ctx.federation.data.train.size.astype(ctx.dtype))
         return self.alpha * mean / jnp.maximum(ctx.sizes(), 1).astype(ctx.dtype)
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         def correct(gradient, params, theta, client):
             own, alpha = client.operand
             return jax.tree.map(
@@ -107,7 +107,6 @@ class FedDyn(fedavg.FedAvg):
             correct=correct,
             operands=(gradients, alphas),
             broadcast=theta,
-            **options,
         )
         gradients = jax.tree.map(
             lambda gi, y, w: gi - trees.expand_to(y, alphas) * (y - w),

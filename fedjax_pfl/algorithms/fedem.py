@@ -111,7 +111,7 @@ class FedEM(fedavg.FedAvg):
         )  # fmt: skip
         return super().prepare(learners)
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         own = ctx.cohort.gather(state.private)
         weights = self.mixtures(ctx, state.server, own)
         task: Any = ctx.federation.task
@@ -127,8 +127,7 @@ class FedEM(fedavg.FedAvg):
             return training.Forward(loss, {**model, **statistics}, seen)
 
         trained = super().local_update(
-            ctx, state, received, forward=forward_pass, broadcast=state.server, operands=own,
-            **options,
+            ctx, state, received, forward=forward_pass, broadcast=state.server, operands=own
         )  # fmt: skip
         taken = passes(ctx.federation, self.learners) * trained.cohort.steps
         ctx.count_forward(taken + self.learners * ctx.sizes() * ctx.cohort.mask)
@@ -161,9 +160,8 @@ class FedEM(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Return the server's learners with mixtures of the new clients."""
-        everyone = replace(new_clients, cohort=new_clients.cohort_of())
         server, private = ctx.plan.split(self.new_client_start(ctx, state))
-        own: Any = everyone.replicate(private)
+        own: Any = new_clients.replicate(private)
         for _ in range(self.new_client_passes):
-            own = with_mixture(own, self.mixtures(everyone, server, own))
+            own = with_mixture(own, self.mixtures(new_clients, server, own))
         return trees.assemble(server, own)

@@ -90,7 +90,7 @@ class FedGen(fedavg.FedAvg):
         noise = jax.random.uniform(of_noise, (size, self.noise_width), dtype)
         return generated(generator, noise, labels, len(counts)), labels
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         task = ctx.federation.task
 
         def forward_pass(model, batch, rng, broadcast, client):
@@ -103,8 +103,7 @@ class FedGen(fedavg.FedAvg):
             return forward._replace(loss=forward.loss + loss.astype(forward.loss.dtype))
 
         known = state.generator, jnp.sum(state.counts, axis=0)
-        options |= {"forward": forward_pass, "broadcast": known}
-        return super().local_update(ctx, state, received, **options)
+        return super().local_update(ctx, state, received, forward=forward_pass, broadcast=known)
 
     def weigh(self, ctx, state: State, sent):
         weights, _ = super().weigh(ctx, state, sent)
@@ -146,10 +145,7 @@ class FedGen(fedavg.FedAvg):
 
     def personalize(self, ctx, state: State, new_clients):
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.local_update(
-            new_clients, state, start,
-            cohort=new_clients.cohort_of(), purpose="personalize", cursor=None,
-        ).models  # fmt: skip
+        return self.local_update(new_clients, state, start).models
 
 
 def generated(generator, noise, labels, classes) -> jax.Array:

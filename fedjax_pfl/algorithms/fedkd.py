@@ -83,7 +83,7 @@ class FedKD(MutualDistillation):
             size=jnp.int32(0),
         )
 
-    def train_both(self, ctx, own: Mentor, shared, **options):
+    def train_both(self, ctx, own: Mentor, shared):
         task, rate = ctx.federation.task, ctx.learning_rate
 
         def taught(mentor: bool):
@@ -114,7 +114,7 @@ class FedKD(MutualDistillation):
             )
 
         begin = own_step.begin_all(own.model), shared_step.begin_all(shared), own.transform
-        (v, w, transform), finite, steps = ctx.run_clients(step, begin, **options)
+        (v, w, transform), finite, steps = ctx.run_clients(step, begin)
         cohort = ctx.cohort.mark_diverged(finite, 2 * steps)
         loss = w.loss / jnp.maximum(steps, 1)
         return Both(w.model, cohort, loss, own=Mentor(v.model, transform))
@@ -160,11 +160,10 @@ class FedKD(MutualDistillation):
 
     def personalize(self, ctx, state: State, new_clients):
         """Train both models for a round from the server's, with the mean W; return the mentors."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
-        start = new.replicate(self.new_client_start(ctx, state))
+        start = new_clients.replicate(self.new_client_start(ctx, state))
         mean = jnp.mean(state.own.transform, axis=0).astype(ctx.dtype)
-        own = Mentor(start, new.replicate(mean))
-        return self.train_both(new, own, start, purpose="personalize", cursor=None).own.model
+        own = Mentor(start, new_clients.replicate(mean))
+        return self.train_both(new_clients, own, start).own.model
 
 
 def positive(losses: jax.Array) -> jax.Array:

@@ -41,7 +41,7 @@ class FedNTD(Weighted):
         off = ["beta is 0: trained as FedAvg"] if not self.beta else []
         return [*super().remarks(federation), *off]
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         task = ctx.federation.task
         # With private leaves each member received another model.
         together = isinstance(received, core.Broadcast)
@@ -54,7 +54,7 @@ class FedNTD(Weighted):
             return self.beta * jnp.sum(jnp.where(batch.valid, losses, 0)) / count
 
         held = {"broadcast": received.model} if together else {"operands": received}
-        sent = super().local_update(ctx, state, received, extra_loss=term, **held, **options)
+        sent = super().local_update(ctx, state, received, extra_loss=term, **held)
         ctx.count_forward(passes(ctx.federation, networks=1) * sent.cohort.steps)
         return sent
 

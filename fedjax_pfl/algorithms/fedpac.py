@@ -177,8 +177,7 @@ class FedPac(core.Algorithm):
         start = self.new_client_start(ctx, state)
         schedule = replace(new_clients.federation.schedule, epochs=max(self.head_epochs, 1))
         return new_clients.train(
-            core.Broadcast(start), new_clients.cohort_of(), purpose="personalize", cursor=None,
-            schedule=schedule, trainable=ctx.plan.head_mask(start)["params"],
+            core.Broadcast(start), schedule=schedule, trainable=ctx.plan.head_mask(start)["params"],
             learning_rate=jnp.asarray(self.head_rate, ctx.dtype),
         ).models  # fmt: skip
 

@@ -67,7 +67,7 @@ class FedPHP(fedavg.FedAvg):
         none = jnp.zeros((ctx.num_clients,), jnp.int32)
         return State(**vars(super().init(ctx)), own=own, rounds=none)
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         task = ctx.federation.task
 
         def term(params, batch, broadcast, client):
@@ -82,7 +82,7 @@ class FedPHP(fedavg.FedAvg):
             return self.weight * (near - task.mean_loss(batch.logits, batch))
 
         own = ctx.cohort.gather(state.own)
-        sent = super().local_update(ctx, state, received, extra_loss=term, operands=own, **options)
+        sent = super().local_update(ctx, state, received, extra_loss=term, operands=own)
         ctx.count_forward(passes(ctx.federation, networks=1) * sent.cohort.steps)
         return sent
 

@@ -48,12 +48,11 @@ class FedProx(FedAvg):
             notes.append(f"{self.slow_fraction:g} of a round's clients train fewer epochs")
         return notes
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         pull, server = training.proximal(self.proximal_weight), state.server["params"]
-        if self.slow_fraction:
-            options["epochs"] = self.epochs(ctx)
+        epochs = self.epochs(ctx) if self.slow_fraction else None
         return super().local_update(
-            ctx, state, received, extra_loss=pull, broadcast=server, **options
+            ctx, state, received, extra_loss=pull, broadcast=server, epochs=epochs
         )
 
     def epochs(self, ctx):

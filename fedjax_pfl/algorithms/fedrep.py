@@ -57,7 +57,7 @@ class FedRep(PartlyShared):
         """Return the schedule of the head, of no step without `head_epochs`."""
         return replace(federation.schedule, epochs=self.head_epochs, steps=None)
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         head = self._head(ctx, received)
         body = jax.tree.map(lambda on: not on, head)
         models, cohort, loss = received, ctx.cohort, 0
@@ -68,10 +68,9 @@ class FedRep(PartlyShared):
                 purpose="head",
                 schedule=self.head_schedule(ctx.federation),
                 trainable=head,
-                **options,
             )
         before = cohort.steps
-        models, cohort, body_loss = ctx.train(models, cohort, trainable=body, **options)
+        models, cohort, body_loss = ctx.train(models, cohort, trainable=body)
         part = before.astype(body_loss.dtype) / jnp.maximum(cohort.steps, 1)
         return core.Trained(models, cohort, part * loss + (1 - part) * body_loss)
 
@@ -98,7 +97,5 @@ class FedRep(PartlyShared):
         _, private = ctx.plan.split(ctx.initial_model())
         start = core.Broadcast(trees.join(state.server, private))
         schedule = replace(new_clients.federation.schedule, epochs=max(self.head_epochs, 1))
-        return new_clients.train(
-            start, new_clients.cohort_of(), purpose="personalize", cursor=None, schedule=schedule,
-            trainable=self._head(ctx, start),
-        ).models  # fmt: skip
+        head = self._head(ctx, start)
+        return new_clients.train(start, schedule=schedule, trainable=head).models

@@ -50,7 +50,7 @@ class FedRod(fedavg.FedAvg):
         trained = ctx.replicate(ctx.initial_model()) if self.score_trained else None
         return State(**vars(start), trained=trained)
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         task: Any = ctx.federation.task  # of two heads, as `prepare` made it
 
         def forward_pass(model, batch, rng, broadcast, client):
@@ -63,7 +63,7 @@ class FedRod(fedavg.FedAvg):
             seen = training.ForwardedBatch(batch.inputs, batch.labels, batch.valid, both, features)
             return training.Forward(loss, {**model, **statistics}, seen)
 
-        return super().local_update(ctx, state, received, forward=forward_pass, **options)
+        return super().local_update(ctx, state, received, forward=forward_pass)
 
     def server_update(self, ctx, state: State, mean, weights, used):
         after = super().server_update(ctx, state, mean, weights, used)
@@ -88,14 +88,8 @@ class FedRod(fedavg.FedAvg):
         Shared leaves remain the server's.
         """
         _, private = ctx.plan.split(ctx.initial_model())
-        trained = self.local_update(
-            new_clients,
-            state,
-            core.Broadcast(trees.join(state.server, private)),
-            cohort=new_clients.cohort_of(),
-            purpose="personalize",
-            cursor=None,
-        )
+        start = core.Broadcast(trees.join(state.server, private))
+        trained = self.local_update(new_clients, state, start)
         _, own = ctx.plan.split(trained.models)
         return trees.join(trees.replicate(state.server, new_clients.num_clients), own)
 

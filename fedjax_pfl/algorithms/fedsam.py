@@ -72,7 +72,7 @@ class FedSAM(fedavg.FedAvg):
         )
         return State(**vars(start), direction=zero)
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         cohort, sgd, plan = ctx.cohort, ctx.sgd_step(), ctx.plan
 
         def step(local, batch, rng, direction, client):
@@ -93,10 +93,10 @@ class FedSAM(fedavg.FedAvg):
         def finish(local, client):
             return local.model, local.loss / jnp.maximum(client.num_steps, 1)
 
-        options.setdefault("active", None if cohort.complete else cohort.mask)
         runs = ctx.run_clients(
-            step, sgd.begin_all(received), broadcast=state.direction, finish=finish, **options
-        )
+            step, sgd.begin_all(received), broadcast=state.direction, finish=finish,
+            active=None if cohort.complete else cohort.mask,
+        )  # fmt: skip
         models, loss = runs.carry
         return core.Trained(models, cohort.mark_diverged(runs.finite, 2 * runs.steps), loss)
 
@@ -133,6 +133,5 @@ class FedSAM(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train one round of local steps from the server's model."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
         begin = core.Broadcast(self.new_client_start(ctx, state))
-        return self.local_update(new, state, begin, purpose="personalize", cursor=None).models
+        return self.local_update(new_clients, state, begin).models

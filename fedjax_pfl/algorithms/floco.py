@@ -128,7 +128,7 @@ class Floco(fedavg.FedAvg):
         own, here = state.private["params"][POINT], ctx.cohort_of().mask
         return jnp.where(here[:, None], points, own)
 
-    def local_update(self, ctx, state, received, near=None, **options):
+    def local_update(self, ctx, state, received, near=None, purpose=None):
         model = received.model if isinstance(received, core.Broadcast) else received
         own = jnp.broadcast_to(model["params"][POINT], (ctx.cohort.size, self.corners))
         task, near = ctx.federation.task, ctx.t >= self.begin(ctx) if near is None else near
@@ -140,7 +140,7 @@ class Floco(fedavg.FedAvg):
             return task.forward({**model, "params": params}, batch, rng)
 
         trained = super().local_update(
-            ctx, state, received, forward=at_a_random_point, operands=own, **options
+            ctx, state, received, forward=at_a_random_point, operands=own, purpose=purpose
         )
         params = {**trained.models["params"], POINT: own}  # which does not decay
         return replace(trained, models={**trained.models, "params": params})
@@ -159,9 +159,8 @@ class Floco(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train for a round from the server's model, at the centre of the simplex."""
-        everyone = replace(new_clients, cohort=new_clients.cohort_of())
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.local_update(everyone, state, start, purpose="personalize", cursor=None).models
+        return self.local_update(new_clients, state, start).models
 
 
 def anywhere(key: core.Key, like: jax.Array) -> jax.Array:

@@ -86,7 +86,7 @@ class FLoRA(MergedAdapters):
             clients={"train_loss": trained.loss, "rank": ranks, **noted}, mixing=weights,
         )  # fmt: skip
 
-    def personalize(self, ctx, state: Any, new_clients, **options):
+    def personalize(self, ctx, state: Any, new_clients):
         if state.ranks is None:
-            return super().personalize(ctx, state, new_clients, **options)
-        return train_new_clients(new_clients, self.new_client_start(ctx, state), **options)
+            return super().personalize(ctx, state, new_clients)
+        return train_new_clients(new_clients, self.new_client_start(ctx, state))

@@ -44,7 +44,7 @@ class FML(MutualDistillation, Weighted):
         notes = "alpha is 1: what is scored was trained locally"
         return [*super().remarks(federation), *[notes] * (self.alpha == 1)]
 
-    def train_both(self, ctx, own, shared, **options):
+    def train_both(self, ctx, own, shared):
         task = ctx.federation.task
 
         def taught(weight):
@@ -64,6 +64,6 @@ class FML(MutualDistillation, Weighted):
             return new_v, shared_step(w, batch, rng, v.model, client)
 
         begin = own_step.begin_all(own), shared_step.begin_all(shared)
-        (v, w), finite, steps = ctx.run_clients(step, begin, **options)
+        (v, w), finite, steps = ctx.run_clients(step, begin)
         cohort = ctx.cohort.mark_diverged(finite, 2 * steps)
         return Both(w.model, cohort, w.loss / jnp.maximum(steps, 1), own=v.model)

@@ -89,7 +89,7 @@ class GPFL(fedavg.FedAvg):
         state = super().init(ctx)
         return replace(state, private=with_shares(state.private, ctx))
 
-    def local_update(self, ctx, state, received: Any, **options):  # a stack, heads are private
+    def local_update(self, ctx, state, received: Any):  # a stack, heads are private
         task = ctx.federation.task
 
         def forward_pass(model, batch, rng, broadcast, client):
@@ -112,16 +112,12 @@ class GPFL(fedavg.FedAvg):
             operands=received["params"][EMBEDDINGS],
             correct=training.weight_decay(self.module_decay, (VALVE, EMBEDDINGS)),
             trainable=all_but(received["params"], SHARES),
-            **options,
         )
 
     def personalize(self, ctx, state, new_clients):
         """Train for a round, as members do, from the server's model and the mean of all heads."""
         start = trees.replicate(self.new_client_start(ctx, state), new_clients.num_clients)
-        return self.local_update(
-            new_clients, state, with_shares(start, new_clients),
-            cohort=new_clients.cohort_of(), purpose="personalize", cursor=None,
-        ).models  # fmt: skip
+        return self.local_update(new_clients, state, with_shares(start, new_clients)).models
 
 
 def with_shares(models: core.Stack, ctx: core.Context) -> core.Stack:

@@ -93,17 +93,17 @@ class HetLoRA(fedavg.FedAvg):
             total += norm(jnp.where(tail, a, 0)) * norm(jnp.where(tail[:, None], b, 0))
         return total
 
-    def local_update(self, ctx, state: Any, received: Any, **options):
+    def local_update(self, ctx, state: Any, received: Any):
         layers, ranks = trained_adapters(ctx.federation), ctx.cohort.gather(state.ranks)
         if not layers:
-            trained = super().local_update(ctx, state, received, **options)
+            trained = super().local_update(ctx, state, received)
             return Sent(*trained, ranks=ranks, before=ranks)
 
         def near(params, batch, broadcast, client):
             return self.tail_weight * self.tails(params, client.operand, layers)
 
         models, cohort, loss = super().local_update(
-            ctx, state, received, extra_loss=near, operands=ranks, **options
+            ctx, state, received, extra_loss=near, operands=ranks
         )
         tails = jax.vmap(lambda params, rank: self.tails(params, rank, layers))
         smaller = tails(models["params"], ranks) < tails(received["params"], ranks)
@@ -132,8 +132,8 @@ class HetLoRA(fedavg.FedAvg):
             clients={"train_loss": trained.loss, "rank": trained.ranks, **noted}, mixing=weights,
         )  # fmt: skip
 
-    def personalize(self, ctx, state: Any, new_clients, **options):
-        return train_new_clients(new_clients, self.new_client_start(ctx, state), **options)
+    def personalize(self, ctx, state: Any, new_clients):
+        return train_new_clients(new_clients, self.new_client_start(ctx, state))
 
     def models(self, ctx, state: Any, rows):
         named = {"personalized": self.received(state, rows)}

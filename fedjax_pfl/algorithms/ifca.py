@@ -179,11 +179,11 @@ class Ifca(core.Algorithm):
 
     def personalize(self, ctx, state, new_clients):
         """Train the model that fits a new client's training samples best."""
-        everyone = new_clients.cohort_of()
+        everyone = new_clients.cohort
         own = mean_private(state, everyone.size)
         chosen, _ = best_fitting(new_clients, state.models, own, everyone.rows)
         start = ctx.plan.with_private(trees.take(state.models, chosen), own)
-        return new_clients.train(start, everyone, purpose="personalize", cursor=None).models
+        return new_clients.train(start).models
 
 
 def enough_takers(clusters, clients):

@@ -137,4 +137,4 @@ class KnnPer(fedavg.FedAvg):
     def personalize(self, ctx, state, new_clients):
         """Return the server's model with the new clients' memories."""
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.remembering(new_clients, start, new_clients.cohort_of().rows)
+        return self.remembering(new_clients, start, new_clients.cohort.rows)

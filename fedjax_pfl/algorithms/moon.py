@@ -52,7 +52,7 @@ class Moon(fedavg.FedAvg):
         start, never = super().init(ctx), jnp.zeros((ctx.num_clients,), bool)
         return State(**vars(start), previous=ctx.replicate(ctx.initial_model()), took_part=never)
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         task = ctx.federation.task
         # With private leaves each member received another model.
         together = isinstance(received, core.Broadcast)
@@ -75,7 +75,6 @@ class Moon(fedavg.FedAvg):
             extra_loss=term,
             broadcast=received.model if together else None,
             operands=(own, previous, took_part),
-            **options,
         )
         ctx.count_forward(passes(ctx.federation, NETWORKS) * sent.cohort.steps)
         return sent

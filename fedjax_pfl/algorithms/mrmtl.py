@@ -38,9 +38,9 @@ class MrMtl(OwnModels):
             *["proximal_weight is 0: trained locally"] * (not self.proximal_weight),
         ]
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         own = ctx.cohort.gather(state.own)
-        return super().local_update(ctx, state, own, **self.near(state), **options)
+        return super().local_update(ctx, state, own, **self.near(state))
 
     def server_update(self, ctx, state: State, mean, weights, used):
         after = super().server_update(ctx, state, mean, weights, used)

@@ -79,7 +79,7 @@ class PerFedAvg(Weighted):
     def adaptation(self):
         return training.Adaptation(steps=1, rate_factor=self.inner_factor, optimizer=training.SGD())
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         cohort, sgd, alpha = ctx.cohort, ctx.sgd_step(), self.inner_factor * ctx.learning_rate
 
         def step(local, batches, rng, broadcast, client):
@@ -103,9 +103,11 @@ class PerFedAvg(Weighted):
         def finish(local, client):
             return local.model, local.loss / jnp.maximum(client.num_steps, 1)
 
-        options.setdefault("active", None if cohort.complete else cohort.mask)
-        options.setdefault("schedule", self.schedule(ctx.federation))
-        runs = ctx.run_clients(step, sgd.begin_all(received), finish=finish, **options)
+        runs = ctx.run_clients(
+            step, sgd.begin_all(received), finish=finish,
+            active=None if cohort.complete else cohort.mask,
+            schedule=self.schedule(ctx.federation),
+        )  # fmt: skip
         models, loss = runs.carry
         gradients = 2 if self.variant == "first_order" else 4  # a product is worth two
         return core.Trained(models, cohort.mark_diverged(runs.finite, gradients * runs.steps), loss)

@@ -24,6 +24,6 @@ class PerFedAvgSpfl(FedAvg):
 
     local_updates: int = core.static(default=2, allowed="in [1, 10]")
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         steps = self.local_updates
-        return super().local_update(ctx, state, received, updates_per_batch=steps, **options)
+        return super().local_update(ctx, state, received, updates_per_batch=steps)

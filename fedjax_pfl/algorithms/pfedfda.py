@@ -103,11 +103,10 @@ class PFedFda(fedavg.FedAvg):
         known = Gaussians(means, jnp.eye(shape[1], dtype=dtype))
         return State(**vars(super().init(ctx)), known=known)
 
-    def local_update(self, ctx, state: State, received: Any, **options):
-        cohort = options.get("cohort", ctx.cohort)
-        models = self.with_heads(ctx, received, state.known, cohort.rows)
+    def local_update(self, ctx, state: State, received: Any):
+        models = self.with_heads(ctx, received, state.known, ctx.cohort.rows)
         body = jax.tree.map(lambda head: not head, ctx.plan.head_mask(models)["params"])
-        trained = super().local_update(ctx, state, models, trainable=body, **options)
+        trained = super().local_update(ctx, state, models, trainable=body)
         adapt = partial(self.adapted, state.known)
         (own, beta), cohort = ctx.sample_features(trained.models, trained.cohort, then=adapt)
         held = core.Broadcast(state.known)
@@ -250,7 +249,7 @@ class PFedFda(fedavg.FedAvg):
     def personalize(self, ctx, state: State, new_clients):
         """Return the server's body with heads of the new clients' Gaussians."""
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.own_models(new_clients, state, start, new_clients.cohort_of().rows)
+        return self.own_models(new_clients, state, start, new_clients.cohort.rows)
 
 
 def first_of_ties(losses: jax.Array) -> jax.Array:

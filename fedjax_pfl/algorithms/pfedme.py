@@ -89,7 +89,7 @@ class PFedMe(fedavg.Weighted):
             ctx = replace(ctx, cohort=replace(ctx.cohort_of(), arrives=drawn))
         return super().round(ctx, state)
 
-    def local_update(self, ctx, state, received, **options):
+    def local_update(self, ctx, state, received):
         cohort = ctx.cohort
 
         def towards(gradient, theta, w, client):
@@ -121,7 +121,7 @@ class PFedMe(fedavg.Weighted):
         alike = isinstance(received, core.Broadcast)
         carry = core.Broadcast(begin(received.model)) if alike else jax.vmap(begin)(received)
         active = None if cohort.complete else cohort.mask
-        runs = ctx.run_clients(step, carry, active=active, finish=finish, **options)
+        runs = ctx.run_clients(step, carry, active=active, finish=finish)
         local, personal, loss = runs.carry
         cohort = cohort.mark_diverged(runs.finite, self.inner_steps * runs.steps)
         return Nearby(local, cohort, loss, personal=personal, trained=cohort.mask)
@@ -151,6 +151,5 @@ class PFedMe(fedavg.Weighted):
 
     def personalize(self, ctx, state, new_clients):
         """Return theta_i after one round of local training from w."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
         begin = core.Broadcast(self.new_client_start(ctx, state))
-        return self.local_update(new, state, begin, purpose="personalize", cursor=None).personal
+        return self.local_update(new_clients, state, begin).personal

@@ -66,14 +66,14 @@ class PflDa(fedavg.Weighted):
         start = super().init(ctx)
         return State(**vars(start), heads=ctx.replicate(start.server))
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         heads = ctx.cohort.gather(state.heads)
-        return self.train_both(ctx, heads, received, state.server, **options)
+        return self.train_both(ctx, heads, received, state.server)
 
-    def train_both(self, ctx, heads, received, generic, **options):
+    def train_both(self, ctx, heads, received, generic):
         """Run the cohort's local steps from own heads and models [M, ...].
 
-        `generic` is the received generic head, and `options` are those of `ctx.run_clients`.
+        `generic` is the received generic head.
         """
         plan = ctx.plan
         own = trees.join(heads, plan.split(received)[1])
@@ -96,7 +96,7 @@ class PflDa(fedavg.Weighted):
             return body.model, plan.split(head.model)[0], loss
 
         begin = body_step.begin_all(received), head_step.begin_all(own)
-        runs = ctx.run_clients(step, begin, broadcast=generic, finish=finish, **options)
+        runs = ctx.run_clients(step, begin, broadcast=generic, finish=finish)
         models, heads, loss = runs.carry
         cohort = ctx.cohort.mark_diverged(runs.finite, 2 * runs.steps)
         return Both(models, cohort, loss, heads=heads)
@@ -111,9 +111,7 @@ class PflDa(fedavg.Weighted):
 
     def personalize(self, ctx, state: State, new_clients):
         """Train a body and a head for new clients by one round, from the clients' mean bodies."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
-        start = new.replicate(self.servers_model(state))
-        heads = new.replicate(state.server)
-        options = {"purpose": "personalize", "cursor": None}
-        sent = self.train_both(new, heads, start, state.server, **options)
-        return trees.join(sent.heads, new.plan.split(sent.models)[1])
+        start = new_clients.replicate(self.servers_model(state))
+        heads = new_clients.replicate(state.server)
+        sent = self.train_both(new_clients, heads, start, state.server)
+        return trees.join(sent.heads, ctx.plan.split(sent.models)[1])

@@ -58,7 +58,7 @@ class Scaffold(fedavg.FedAvg):
         zero = jax.tree.map(jnp.zeros_like, start.server["params"])
         return State(**vars(start), control=zero, controls=ctx.replicate(zero))
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         def correct(gradient, params, broadcast, client):
             return jax.tree.map(lambda g, ci, c: g - ci + c, gradient, client.operand, broadcast)
 
@@ -71,7 +71,6 @@ class Scaffold(fedavg.FedAvg):
             broadcast=state.control,
             operands=controls,
             mean_gradient=True,
-            **options,
         )
         # A client without a step has no mean gradient, and uploads no change.
         moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)

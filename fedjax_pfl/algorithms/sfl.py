@@ -106,7 +106,7 @@ class Sfl(core.Algorithm):
 
     def round(self, ctx, state):
         own = ctx.cohort.gather(state.models)
-        trained, cohort, loss = self._train(ctx, ctx.cohort, state.server, own)
+        trained, cohort, loss = self._train(ctx, state.server, own)
         sent = cohort.scatter(state.models, ctx.upload(trained, own, cohort=cohort))
         arrived = jnp.any(cohort.mask)
         weights = self._weights(ctx, cohort, state.server, sent) * arrived
@@ -121,7 +121,7 @@ class Sfl(core.Algorithm):
             mixing=weights,
         )
 
-    def _train(self, ctx, cohort, server, graph_models, **options):
+    def _train(self, ctx, server, graph_models):
         """Train from u with a pull to it and to the graph models [M, ...]."""
 
         def pull(gradient, params, broadcast, client):
@@ -130,15 +130,16 @@ class Sfl(core.Algorithm):
             near_mean = slope(params, mean, of_mean, self.global_weight)
             return optax.tree.add(gradient, optax.tree.add(near_graph, near_mean))
 
+        options = {}
         if not self.detached:
             mean, graph = server["params"], graph_models["params"]
             broadcast, operands = (mean, squares(mean)), (graph, jax.vmap(squares)(graph))
-            options |= {"broadcast": broadcast, "operands": operands, "correct": pull}
+            options = {"broadcast": broadcast, "operands": operands, "correct": pull}
         _, private = ctx.plan.split(graph_models)
         if not jax.tree.leaves(private):
-            return ctx.train(core.Broadcast(server), cohort, **options)
-        start = ctx.plan.with_private(trees.replicate(server, cohort.size), private)
-        return ctx.train(start, cohort, **options)
+            return ctx.train(core.Broadcast(server), **options)
+        start = ctx.plan.with_private(trees.replicate(server, ctx.cohort.size), private)
+        return ctx.train(start, **options)
 
     def _weights(self, ctx, cohort, server, sent):
         """Return alpha A^layers + (1 - alpha) I, [N, N], over uploads and last models."""
@@ -172,15 +173,12 @@ class Sfl(core.Algorithm):
 
         In other graphs a new client has no neighbours, so both terms pull it to u.
         """
-        everyone = new_clients.cohort_of()
-        start = trees.replicate(state.server, everyone.size)
+        start = trees.replicate(state.server, new_clients.num_clients)
         if self.graph == "labels" and self.relation is None:
             counts = (each.federation.data.class_counts for each in (new_clients, ctx))
             weights = mixing.normalize(share_a_label(*counts).astype(ctx.dtype))
             start = ctx.mix(weights, state.models, onto=start)
-        return self._train(
-            new_clients, everyone, state.server, start, purpose="personalize", cursor=None
-        ).models
+        return self._train(new_clients, state.server, start).models
 
 
 def squares(params):

@@ -106,8 +106,8 @@ class Spfl(core.Algorithm):
         models = ctx.replicate(ctx.initial_model())
         return State(models, models, zero)
 
-    def train(self, ctx, models, **options):
-        return ctx.train(models, updates_per_batch=self.local_updates, **options)
+    def train(self, ctx, models, cohort=None, purpose=None):
+        return ctx.train(models, cohort, purpose, updates_per_batch=self.local_updates)
 
     def round(self, ctx, state):
         due = ctx.t % self.gamma == 0

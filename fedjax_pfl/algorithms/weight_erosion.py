@@ -85,8 +85,8 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         start = super().init(ctx)
         return State(**vars(start), alpha=jnp.ones((ctx.num_clients,), ctx.dtype))
 
-    def local_update(self, ctx, state, received, **options):
-        trained = super().local_update(ctx, state, received, mean_gradient=True, **options)
+    def local_update(self, ctx, state, received):
+        trained = super().local_update(ctx, state, received, mean_gradient=True)
         total = summed_gradients(ctx, trained.gradient)
         zeros = jax.tree.map(jnp.zeros_like, total)
         total = ctx.upload(total, zeros, "gradients", trained.cohort)

@@ -31,16 +31,22 @@ from fedjax_pfl.utils.typing import (
     Tree,
 )
 
+NEW_CLIENTS = "personalize"  # the purpose of training of clients that never took part
+
 
 @dataclass(frozen=True)
 class Context(Exchange):
     """The context of one round, passed to the functions of an algorithm."""
 
+    def of_new_clients(self) -> "Context":
+        """Return the context in which all of these clients train from what new clients get."""
+        return replace(self, cohort=self.cohort_of(), training=NEW_CLIENTS)
+
     def train(
         self,
         models: Tree | Broadcast,
         cohort: Cohort | None = None,
-        purpose: str = "train",
+        purpose: str | None = None,
         *,
         same_minibatches: bool = False,
         **options: Any,
@@ -68,7 +74,7 @@ class Context(Exchange):
           InputError: an unknown option, or more steps than can be counted.
           TypeError: a stack without one row for each member.
         """
-        cohort = self.cohort if cohort is None else cohort
+        cohort, purpose = self.cohort if cohort is None else cohort, purpose or self.training
         options.setdefault("learning_rate", self.learning_rate)
         options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
         options["key"] = self.key_for(purpose)
@@ -153,7 +159,7 @@ class Context(Exchange):
     def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
         """Return the steps [M] of earlier rounds for an unshuffled schedule, else None."""
         schedule = schedule or self.federation.schedule
-        if schedule.shuffle:
+        if schedule.shuffle or self.training == NEW_CLIENTS:
             return None
         sizes = self.federation.data.train.size[cohort.rows]
         return cohort.earlier_starts * schedule.total_steps(sizes)
@@ -164,7 +170,7 @@ class Context(Exchange):
         carry: Tree | Broadcast,
         *,
         rows: Rows | None = None,
-        purpose: str = "train",
+        purpose: str | None = None,
         schedule: Schedule | None = None,
         **options: Any,
     ) -> ClientRuns:
@@ -180,7 +186,7 @@ class Context(Exchange):
             options.setdefault("active", self.cohort.mask)
             if options.get("split", "train") == "train":
                 options.setdefault("cursor", self._cursor(self.cohort, schedule))
-        schedule = schedule or self.federation.schedule
+        schedule, purpose = schedule or self.federation.schedule, purpose or self.training
         runs = run_clients(
             self.federation,
             step,

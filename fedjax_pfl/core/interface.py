@@ -227,15 +227,13 @@ class Algorithm:
         Args:
           ctx: context of the trained federation.
           state: its state after the last round.
-          new_clients: context of the K new clients' own federation.
+          new_clients: context of the K new clients' own federation, all of whom are its cohort.
           **options: options of `ctx.train`, for subclasses whose new clients train differently.
         """
         start = self.new_client_start(ctx, state)
         if any(new_clients.plan.frozen):
             options["trainable"] = jax.tree.map(lambda _: True, start["params"])
-        return new_clients.train(
-            Broadcast(start), new_clients.cohort_of(), purpose="personalize", cursor=None, **options
-        ).models
+        return new_clients.train(Broadcast(start), **options).models
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return all fields by name."""

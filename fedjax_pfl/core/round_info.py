@@ -40,6 +40,8 @@ class RoundInfo:
       rounds_in_noise: whether noise depends on the number of rounds: for algorithms that read it,
         which start over if a run is given more.
       asked: a set that gets the name "num_rounds" when an algorithm reads it, or None.
+      training: the purpose of local training that names no other. New clients' has keys of its own,
+        and unshuffled schedules begin with it.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
     """
 
@@ -56,6 +58,7 @@ class RoundInfo:
     rounds_in_noise: bool = False
     asked: set[str] | None = None
     replicated: list[tuple[Any, Any]] | None = None
+    training: str = "train"
 
     @property
     def num_clients(self) -> int:

@@ -157,7 +157,7 @@ def personalize(states, runs, federation, new_clients, t, total):
         ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
         state = state_for_new_clients(run.algorithm, ctx, state)
         ctx = checks.outside_rounds(run.algorithm, ctx, "personalize")
-        return run.algorithm.personalize(ctx, state, new)
+        return run.algorithm.personalize(ctx, state, new.of_new_clients())
 
     operands = runs, unpack_states(states, federation)[0]
     return over_runs(of_run, operands, federation, new_clients, t, total)

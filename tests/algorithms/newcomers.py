@@ -21,6 +21,6 @@ def personalized(algorithm, case, **state):
     def models(federation):
         ctx = Context(federation, case.key, jnp.int32(0), jnp.int32(1), case.cohort(0))
         start = replace(algorithm.init(ctx), server=ctx.initial_model("server"), **state)
-        return algorithm.personalize(ctx, start, ctx)
+        return algorithm.personalize(ctx, start, ctx.of_new_clients())
 
     return models(algorithm.prepare(case.federation))

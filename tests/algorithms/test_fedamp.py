@@ -77,6 +77,7 @@ def test_personalize_mixes_each_new_client_once(name):
             Context(fed, key, t, total, fed.participation.cohort(key, t, fed.data.ids))
             for fed in (algorithm.prepare(federation), algorithm.prepare(new))
         )
+        theirs = theirs.of_new_clients()
         first = [ctx.initial_model(f"client {i}") for i in range(3)]
         state = State(jax.tree.map(lambda *leaves: jnp.stack(leaves), *first))
         alone = pfl.Algorithm.personalize(algorithm, ctx, state, theirs)

@@ -141,7 +141,7 @@ def test_new_clients_mix_once(validation_size):
 
     @jax.jit
     def personalize(federation, new):
-        ctx, theirs = context(algorithm, federation), context(algorithm, new)
+        ctx, theirs = context(algorithm, federation), context(algorithm, new).of_new_clients()
         starts, seen = models_of(ctx, *"abc"), (jnp.eye(3), jnp.asarray(uploads, jnp.int32))
         first = State(starts, starts, *seen)
         alone = pfl.Algorithm.personalize(algorithm, ctx, first, theirs)

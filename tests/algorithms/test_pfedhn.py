@@ -109,7 +109,11 @@ def test_new_clients_of_pfedhn():
         noise = jax.random.normal(jax.random.key(1), (3,))
         private = jax.tree.map(lambda leaf: leaf + trees.expand_to(leaf, noise), state.private)
         state = replace(state, private=private)
-        return state, algorithm.personalize(ctx, state, context(new)), ctx.initial_model()
+        return (
+            state,
+            algorithm.personalize(ctx, state, context(new).of_new_clients()),
+            ctx.initial_model(),
+        )
 
     state, found, initial = jax.device_get(personalized())
     psi, like = written(state.psi), {"hidden": initial["params"]["hidden"]}
@@ -149,7 +153,7 @@ def test_running_statistics_and_extra_losses_in_pfedhn():
         after, _ = algorithm.round(ctx, state)
         regularized = federation.replace_training(extra_loss=pfl.training.WeightDistribution(5.0))
         new, other = (
-            algorithm.personalize(ctx, after, replace(ctx, federation=fed))
+            algorithm.personalize(ctx, after, replace(ctx, federation=fed).of_new_clients())
             for fed in (federation, regularized)
         )
         return state.private, after.private, after.psi, cohort.mask, cohort.rows, new, other

@@ -16,7 +16,7 @@ SMALL = {"embedding_size": 4, "hidden_size": 6}
 # Blocks of the reference; "hidden" and "head" unless stated.
 BLOCKS = {
     "whole-model": (("hidden", "head"),),
-    "stages": (("hidden_a", "hidden_b", "hidden_c"), "head"),
+    "four layers": ("hidden_a", "hidden_b", "hidden_c", "head"),
 }
 
 
@@ -105,7 +105,7 @@ test_reference, test_contract = comparison(
         "heuristic, all": Variant({"retained": 1, "updates": "all"}, algorithm="heurpfedla"),
         "relu-independent": {"weighting": "relu_norm", "initial": "independent"},
         "whole-model": {"grouping": "model"},
-        "four layers": Variant({}, options={"model": FourLayers()}, algorithm="heurpfedla"),
+        "four layers": Variant(options={"model": FourLayers()}, algorithm="heurpfedla"),
     },
     options={"scored": True},  # what is downloaded is not in the state
     ours=(*SMALL, "grouping", "initial"),

@@ -52,7 +52,8 @@ def two_rounds(name):
         for t in range(2):
             state, _ = algorithm.round(context(left, t), state)
         named = algorithm.models(context(left, 1), state, jnp.arange(2))
-        return named, algorithm.personalize(context(left, 1), state, context(new, 1))
+        theirs = context(new, 1).of_new_clients()
+        return named, algorithm.personalize(context(left, 1), state, theirs)
 
     return run()
 

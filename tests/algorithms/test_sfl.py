@@ -114,7 +114,7 @@ def test_new_clients_in_another_graph(settings):
         )
         state = chooser.init(ctx)
         state = replace(state, models=jax.tree.map(lambda leaf: leaf + shift, state.models))
-        return chooser.personalize(ctx, state, others)
+        return chooser.personalize(ctx, state, others.of_new_clients())
 
     assert_close(personalized(0.5), personalized(0.0), "new clients", 0)
 

@@ -220,7 +220,7 @@ def test_new_clients_begin_at_their_first_batch():
         state = algorithm.init(ctx)
         train = partial(ctx.train, Broadcast(state.server), ctx.cohort_of(), "personalize")
         begun = train(cursor=jnp.zeros(5, int)).models
-        return algorithm.personalize(ctx, state, ctx), begun, train().models
+        return algorithm.personalize(ctx, state, ctx.of_new_clients()), begun, train().models
 
     got, wanted, later = models(fed)
     assert_close(got, wanted, "new_clients", 0)

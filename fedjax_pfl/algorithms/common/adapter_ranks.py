@@ -95,10 +95,9 @@ def copies_and_numbers(
     return copies, took_part * (ranks * sum(widths) + rest)
 
 
-def train_new_clients(clients: core.Context, model: core.Tree, **options) -> core.Stack:
+def train_new_clients(clients: core.Context, model: core.Tree) -> core.Stack:
     """Train new clients for a round from a model, with adapters of their own ranks, [K, ...]."""
     models, adapters = trees.replicate(model, clients.num_clients), clients.federation.adapters
     if adapters is not None:
         models = truncated(models, adapters.ranks_of(clients.federation.data.ids))
-    everyone = clients.cohort_of()
-    return clients.train(models, everyone, purpose="personalize", cursor=None, **options).models
+    return clients.train(models).models

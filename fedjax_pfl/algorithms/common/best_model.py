@@ -9,11 +9,11 @@ from fedjax_pfl import trees
 def best_fitting(ctx, models, own=None, rows=None, split="train", **options):
     """Return (index of the model of least mean loss on each client's samples, that loss), [M].
 
-    Ties go to the lower number; a loss that is not a number is never the least. `options` are those
-    of `ctx.loss_matrix`.
+    Ties go to the lower number; a loss that is not a number is never the least.
 
     Args:
       own: private leaves [M, ...] of the clients, which replace those of the models.
+      **options: `choice` and `active` of `ctx.loss_matrix`.
     """
     if jax.tree.leaves(own):
         count = len(jax.tree.leaves(own)[0])

@@ -19,13 +19,11 @@ class CountedLoss(FedAvg):
         """
         raise NotImplementedError
 
-    def local_update(self, ctx, state, received, **options):
-        return super().local_update(ctx, state, received, **self.loss_options(ctx), **options)
+    def local_update(self, ctx, state, received):
+        return super().local_update(ctx, state, received, **self.loss_options(ctx))
 
-    def personalize(self, ctx, state, new_clients, **options):
-        return super().personalize(
-            ctx, state, new_clients, **self.loss_options(new_clients), **options
-        )
+    def personalize(self, ctx, state, new_clients):
+        return super().personalize(ctx, state, new_clients, **self.loss_options(new_clients))
 
     def loss_options(self, ctx):
         """Return the options of `ctx.train` that replace the loss."""

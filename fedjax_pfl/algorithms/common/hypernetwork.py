@@ -116,8 +116,7 @@ def learnt_embeddings(
     # `forward_pass` has the extra loss already: it is of models, and "params" here are not.
     learning = replace(ctx, federation=federation.replace_training(extra_loss=None))
     learnt = learning.train(
-        core.Broadcast(start), ctx.cohort_of(), purpose="personalize", cursor=None,
-        forward=forward_pass, correct=correct,
+        core.Broadcast(start), forward=forward_pass, correct=correct,
         trainable=jax.tree.map(lambda _: True, start["params"]),
     ).models  # fmt: skip
     return jax.vmap(generated)(learnt)

@@ -17,20 +17,17 @@ class MutualDistillation(fedavg.FedAvg):
     A subclass defines `train_both`. `own` of the state begins at the common initial model.
     """
 
-    def train_both(self, ctx: core.Context, own: core.Tree, shared: core.Stack, **options) -> Both:
-        """Run the cohort's local steps from v_i, in `own`, and w_i, [M, ...].
-
-        `options` are those of `ctx.run_clients`.
-        """
+    def train_both(self, ctx: core.Context, own: core.Tree, shared: core.Stack) -> Both:
+        """Run the cohort's local steps from v_i, in `own`, and w_i, [M, ...]."""
         raise NotImplementedError
 
     def init(self, ctx):
         return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
 
-    def local_update(self, ctx, state: State, received, **options):
+    def local_update(self, ctx, state: State, received):
         if isinstance(received, core.Broadcast):
             received = trees.replicate(received.model, ctx.cohort.size)
-        return self.train_both(ctx, ctx.cohort.gather(state.own), received, **options)
+        return self.train_both(ctx, ctx.cohort.gather(state.own), received)
 
     def server_update(self, ctx, state: State, mean, weights, used: Both):
         after = super().server_update(ctx, state, mean, weights, used)
@@ -44,9 +41,8 @@ class MutualDistillation(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train both models for a round from the server's and return the own ones."""
-        new = replace(new_clients, cohort=new_clients.cohort_of())
-        start = new.replicate(self.new_client_start(ctx, state))
-        return self.train_both(new, start, start, purpose="personalize", cursor=None).own
+        start = new_clients.replicate(self.new_client_start(ctx, state))
+        return self.train_both(new_clients, start, start).own
 
 
 def divergence(wanted: jax.Array, learnt: jax.Array, valid: jax.Array) -> jax.Array:

@@ -34,5 +34,5 @@ class OwnModels(fedavg.Weighted):
     def new_client_start(self, ctx, state):
         return self.servers_model(state)
 
-    def personalize(self, ctx, state: State, new_clients, **options):
-        return super().personalize(ctx, state, new_clients, **self.near(state), **options)
+    def personalize(self, ctx, state: State, new_clients):
+        return super().personalize(ctx, state, new_clients, **self.near(state))
