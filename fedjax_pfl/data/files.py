@@ -171,8 +171,7 @@ def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
 
 def most_unpacked() -> int:
     """Return the number of bytes that a compressed file may unpack to."""
-    room = free()
-    return LARGEST_FILE if room is None else min(LARGEST_FILE, room)
+    return min(LARGEST_FILE, free())
 
 
 def unpacks_to_more(what: str) -> InputError:

@@ -178,10 +178,10 @@ def test_free_memory_respects_the_limits_of_a_container(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 200\n")
-    names = ("memory.max", "memory.current", "inactive_file")
-    assert limits._limit(tmp_path, *names) == 500
+    assert limits._left(tmp_path, "") == 500
     (tmp_path / "memory.max").write_text("max\n")
-    assert limits._limit(tmp_path, *names) is None
+    with pytest.raises(ValueError, match="max"):  # no limit
+        limits._left(tmp_path, "")
 
 
 READERS = [
