@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import open_parquet
+from fedjax_pfl.data.parquet_files import open_parquet
 from fedjax_pfl.data.columns import Words, check_words, first_row, has_commas, is_number
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.files import reading, require_file, unreadable

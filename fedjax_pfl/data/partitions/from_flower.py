@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import (
+from fedjax_pfl.data.parquet_files import (
     batches,
     holds_images,
     image_bytes,

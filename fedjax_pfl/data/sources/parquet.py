@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import (
+from fedjax_pfl.data.parquet_files import (
     batches,
     holds_images,
     image_bytes,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedjax_pfl.data import arrow_files
+from fedjax_pfl.data import parquet_files
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.sources.source_registry import load_dataset
@@ -79,7 +79,7 @@ def test_one_large_value_in_many_rows_is_read_in_small_pieces(tmp_path, monkeypa
     parquet(tmp_path, labels=[0, 1] * 20, images=[value] * 40)
     assert (tmp_path / "train.parquet").stat().st_size < 100_000
     pool = pa.default_memory_pool()
-    seen, decode = [], arrow_files.batches
+    seen, decode = [], parquet_files.batches
 
     def watched(*arguments):
         for batch in decode(*arguments):
