@@ -1,5 +1,6 @@
 """Columns of CSV and Parquet files, read by pyarrow."""
 
+import contextlib
 import csv
 import re
 from collections.abc import Collection
@@ -8,19 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.parquet_files import open_parquet
 from fedjax_pfl.data.columns import Words, check_words, first_row, has_commas, is_number
 from fedjax_pfl.data.csv_files import check_header, read_rows
-from fedjax_pfl.data.files import reading, require_file, unreadable
+from fedjax_pfl.data.files import read_bytes, reading, require_file
 from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.parquet_files import open_parquet, row_groups
 from fedjax_pfl.utils.errors import InputError, shown
 
 LONGEST = 1000  # characters of a cell; NumPy takes as many for every other cell of its column
 _NAMELESS = re.compile(r"([Uu]nnamed: [0-9]+)?|__index_level_[0-9]+__")
-# A quotation mark within a cell, which Python's strict parser understands or refuses.
-_INNER_QUOTE = re.compile(rb'"(?=[^,\r\n"])(?<=[^,\r\n"]")')  # begins with what is rare
 _CSV = "a CSV file in UTF-8"
-_TOGETHER = 4  # columns of a Parquet file that are decoded at once, which takes twice their size
 
 
 class Header(NamedTuple):
@@ -84,37 +82,22 @@ def read_table(
 
 
 def _read_parquet(path: Path, columns: list[str]) -> dict[str, Any]:
-    import pyarrow.parquet as pq  # slow import: only where it is used
-    from pyarrow import types
+    import pyarrow as pa  # slow import: only where it is used
 
-    meta = open_parquet(path).metadata
-    require_memory(f"The cells of {path}", 8 * meta.num_rows * len(columns))
-    schema = open_parquet(path).schema_arrow
-    texts = []
+    file = open_parquet(path)
+    require_memory(f"The cells of {path}", 8 * file.metadata.num_rows * len(columns))
     for name in columns:
-        kind = schema.field(name).type
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        if types.is_string(kind) or types.is_large_string(kind):
-            texts.append(name)
-        elif not (
-            types.is_integer(kind)
-            or types.is_floating(kind)
-            or types.is_boolean(kind)
-            or types.is_decimal(kind)
-        ):
-            raise InputError(f"Column {name!r} of {path} must hold numbers or text, got {kind}.")
-    read = {}
-    with reading(path, "a Parquet file"):
-        # Texts stay in a dictionary: a few bytes may stand for a long text in each row.
-        file = pq.ParquetFile(path, read_dictionary=texts, pre_buffer=False)
-        for start in range(0, len(columns), _TOGETHER):
-            table = file.read(columns[start : start + _TOGETHER])
-            table.validate(full=True)
-            if len(table) != meta.num_rows:
-                why = f"it announces {meta.num_rows} rows, but {len(table)} are there"
-                raise unreadable(path, "a Parquet file", why)
-            read |= {name: table[name].combine_chunks() for name in table.column_names}
-    return read
+        kind = file.schema_arrow.field(name).type
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not any(fits(plain) for fits in (
+            pa.types.is_string, pa.types.is_large_string, pa.types.is_integer,
+            pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal,
+        )):  # fmt: skip
+            raise InputError(f"Column {name!r} of {path} must hold numbers or text, got {plain}.")
+    groups = [*row_groups(path, columns)]
+    empty = file.schema_arrow.empty_table().select(columns)
+    table = pa.concat_tables(groups) if groups else empty
+    return {name: table[name].combine_chunks() for name in columns}
 
 
 def _read_csv(
@@ -122,40 +105,27 @@ def _read_csv(
 ) -> dict[str, Any]:
     """Read a CSV file by pyarrow, or row by row for the reason why pyarrow doesn't read it.
 
-    pyarrow joins rows in which a quotation mark is open, and finds no reason for it.
+    pyarrow silently joins rows in which a quotation mark is open.
     """
     import pyarrow as pa  # slow import: only where it is used
     import pyarrow.csv
 
     kinds = {name: pa.float32() if name in numbers else pa.string() for name in columns}
     require_memory(f"The cells of {path}", require_file(path))
-    try:
-        with reading(path):
+    content = read_bytes(path)
+    if b'"' not in content:
+        with contextlib.suppress(pa.ArrowException):
             table = pyarrow.csv.read_csv(
-                path,
+                pa.BufferReader(content),
                 pyarrow.csv.ReadOptions(column_names=header.names, skip_rows=header.lines),
                 convert_options=pyarrow.csv.ConvertOptions(
                     include_columns=columns, column_types=kinds, null_values=[]
                 ),
             )
-            if len(table) == _plain_rows(path) - header.lines:
-                return {name: table[name].combine_chunks() for name in columns}
-    except pa.ArrowException:
-        pass
+            return {name: table[name].combine_chunks() for name in columns}
     rows = read_rows(path, len(header.names))[1:]
     places = [(name, header.names.index(name)) for name in columns]
     return {name: pa.array([row[k] for row in rows], pa.string()) for name, k in places}
-
-
-def _plain_rows(path: Path) -> int:
-    """Return the number of lines with content; -1 if quotation marks may join some of them."""
-    lines = 0
-    with path.open("rb") as file:
-        for line in file:
-            lines += not line.isspace()
-            if b'"' in line and _INNER_QUOTE.search(line):
-                return -1
-    return lines
 
 
 def as_numbers(path: Path, name: str, column: Any, hint: str) -> np.ndarray:

@@ -24,7 +24,7 @@ from fedjax_pfl.results import model_axes
 from fedjax_pfl.training import SGD, Schedule, WeightDistribution
 from tests.data import image_files, published_files
 from tests.data.image_files import png
-from tests.data.partitions.saved_splits import DATA, write_arrow, write_pfllib
+from tests.data.partitions.saved_splits import DATA, write_pfllib
 from tests.fuzz.commands import ROOT, SMALL, WRITTEN, Checked, checked, main_of
 from tests.fuzz.values import PATHS, VALUE, changed
 
@@ -121,9 +121,8 @@ def specimens():
     yield writing(**{"split.json": lists}), inside("split.json", partial(tool, "flower"))
     indices = pa.table({"index": [0, 7], "label": [0, 3]})
     images = pa.table({"img": [png(x) for x in DATA.train_x[:2]], "label": [0, 1]})
-    yield inside("partition_0.parquet", partial(pq.write_table, indices)), flower
     for table in (indices, images):
-        yield inside("partition_0", write_arrow, table), flower
+        yield inside("partition_0.parquet", partial(pq.write_table, table)), flower
     axes = {"axes/global": np.array("seed"), "axes/own": np.array("seed,client")}
     weights = {"global/params/fc/kernel": np.ones((2, 3)), "own/params/fc/kernel": np.ones((2, 1))}
     models = inside("a.npz", lambda path: (pfl.load_models(path), model_axes(path)))

@@ -1,25 +1,22 @@
 """Splits made with flwr-datasets: a JSON file of indices, or a folder of saved partitions."""
 
-import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.parquet_files import (
-    batches,
-    holds_images,
-    image_bytes,
-    integers,
-    open_parquet,
-    stream_batches,
-)
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.image_decoding import decode_images
+from fedjax_pfl.data.parquet_files import (
+    holds_images,
+    image_bytes,
+    integers,
+    open_parquet,
+    row_groups,
+)
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.matching import Matcher, index_list, pixels
 from fedjax_pfl.data.partitions.partition import Partition
@@ -52,8 +49,8 @@ def import_flower(
     of the shuffled samples: use shuffle=False, or save the partitions themselves.
 
     A folder: one entry for each partition, whose name ends in its number, such as `partition_0`.
-    It is a Parquet file, or a folder of Parquet or Arrow files (`save_to_disk`), perhaps in the
-    folders `train`, `test` and `validation`. An integer column `index_column` contains pool
+    It is a Parquet file (`to_parquet`) or a folder of them, perhaps in the folders `train`, `test`
+    and `validation`. An integer column `index_column` contains pool
     indices; otherwise rows need encoded images, which are decoded and looked up in the pool.
 
     Args:
@@ -167,50 +164,48 @@ def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str
     """Return the pool indices of a saved partition, ascending.
 
     Args:
-      part: a Parquet file, or a folder with Parquet or Arrow files.
+      part: a Parquet file, or a folder with Parquet files.
       dataset: the data set that was split.
       matcher: of that data set; finds images if there is no column of indices.
       index_column: name of that column.
     """
     files = sorted(part.glob("*.parquet")) if part.is_dir() else [part]
-    arrow = [] if files else sorted(part.glob("*.arrow"))
-    if not files and not arrow:
-        raise InputError(f"{part} holds no .parquet and no .arrow file.")
+    if not files:
+        arrow = any(part.glob("*.arrow"))
+        how = ": save partitions with to_parquet, not with save_to_disk" if arrow else ""
+        raise InputError(f"{part} holds no .parquet file{how}.")
     pieces, labels, rows, top = [], [], 0, len(dataset.labels) - 1
-    for batch in itertools.chain(*map(_parquet, files), *map(stream_batches, arrow)):
-        rows += len(batch)
+    for path in files:
+        file = open_parquet(path)
+        rows += file.metadata.num_rows
         if rows > top + 1:
             raise InputError(f"{part} has more rows than the {top + 1} samples of the data set.")
-        names = batch.schema.names
-        check_header(part, names)
-        if index_column in names:
-            column = integers(part, batch, index_column)
+        schema = file.schema_arrow
+        check_header(part, schema.names)
+        if index_column in schema.names:
+            parts = [integers(part, t, index_column) for t in row_groups(path, [index_column])]
+            column = np.concatenate([np.zeros(0, np.int64), *parts])
             shown = f"{column.min()}..{column.max()}" if len(column) else None
             known = len(column) == 0 or (column.min() >= 0 and column.max() <= top)
             require(known, f"Column {index_column!r} of {part}", shown, f"in 0..{top}")
             pieces.append(column.astype(np.int64))
             continue
-        images = [name for name in names if holds_images(batch.schema.field(name).type)]
+        images = [name for name in schema.names if holds_images(schema.field(name).type)]
         if len(images) != 1:
             raise InputError(
                 f"{part} has neither a column {index_column!r} of indices nor one of encoded "
-                f"images; columns found: {', '.join(names[:20])}."
+                f"images; columns found: {', '.join(schema.names[:20])}."
             )
-        label = next((name for name in _LABELS if name in names), None)
-        labels.append(None if label is None else integers(part, batch, label))
-        contents = enumerate(image_bytes(batch.column(images[0])), rows - len(batch))
-        named = ((f"Image {i} of {part}", content) for i, content in contents)
-        decoded = decode_images(named, len(batch), channels=dataset.input_shape[-1])
-        pieces.append(pixels(decoded, dataset, f"images of {part}", 0.5, 0.5))
-    if not pieces:
-        return np.zeros(0, np.int64)
+        label = [name for name in _LABELS if name in schema.names][:1]
+        for table in row_groups(path, [*images, *label]):
+            labels.append(integers(part, table, *label) if label else None)
+            contents = enumerate(image_bytes(table[images[0]]), sum(map(len, pieces)))
+            named = ((f"Image {i} of {part}", content) for i, content in contents)
+            decoded = decode_images(named, len(table), channels=dataset.input_shape[-1])
+            pieces.append(pixels(decoded, dataset, f"images of {part}", 0.5, 0.5))
     if not labels:
-        return np.sort(np.concatenate(pieces))
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *pieces]))
     if len(labels) < len(pieces) or len({one is None for one in labels}) > 1:
         raise InputError(f"Files of {part} must have the same columns.")
     y = None if labels[0] is None else np.concatenate(labels)
     return matcher.match(np.concatenate(pieces), y, f"images of {part}")
-
-
-def _parquet(path: Path) -> Iterator:
-    return batches(path, open_parquet(path))

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.parquet_files import (
-    batches,
-    holds_images,
-    image_bytes,
-    integers,
-    open_parquet,
-)
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
-from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.data.parquet_files import (
+    holds_images,
+    image_bytes,
+    integers,
+    open_parquet,
+    row_groups,
+)
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.data.sources.splits import notes, splits, unused_note
 from fedjax_pfl.data.tables import as_words, is_parquet, read_header, read_table
@@ -130,31 +129,29 @@ def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
     count = sum(file.metadata.num_rows for _, file in opened)
     if count == 0:
         raise InputError(f"{files[0]} has no rows.")
-    require_memory(f"The {count:,} labels of {files[0].parent}", 8 * count)
-    labels = np.empty(count, np.int64)
-    return decode_images(_rows(opened, columns, labels), count, size, channels), labels
+    labels: list[np.ndarray] = []
+    images = (row for path, file in opened for row in _rows(path, file, columns, labels))
+    decoded = decode_images(images, count, size, channels)
+    return decoded, np.concatenate(labels).astype(np.int64)
 
 
-def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
-    """Yield (name in messages, encoded image); fills in the labels on the way."""
-    done = 0
-    for path, file in opened:
-        schema = file.schema_arrow
-        check_header(path, schema.names)
-        image = _column(path, schema, columns[0], _IMAGE_COLUMNS, "image bytes")
-        label = _column(path, schema, columns[1], _LABEL_COLUMNS, "integer labels")
-        kind = schema.field(image).type
-        if not holds_images(kind):
-            raise InputError(f"Column {image!r} of {path} must hold image bytes, got {kind}.")
-        row = 0
-        for batch in batches(path, file, [image, label]):
-            labels[done : done + len(batch)] = integers(path, batch, label)
-            done += len(batch)
-            for content in image_bytes(batch.column(image)):
-                row += 1
-                if not content:
-                    raise InputError(f"Row {row} of {path} has no image bytes.")
-                yield f"Row {row} of {path}", content
+def _rows(path: Path, file, columns, labels: list[np.ndarray]) -> Iterator[tuple[str, bytes]]:
+    """Yield (name in messages, encoded image); appends the labels on the way."""
+    schema = file.schema_arrow
+    check_header(path, schema.names)
+    image = _column(path, schema, columns[0], _IMAGE_COLUMNS, "image bytes")
+    label = _column(path, schema, columns[1], _LABEL_COLUMNS, "integer labels")
+    kind = schema.field(image).type
+    if not holds_images(kind):
+        raise InputError(f"Column {image!r} of {path} must hold image bytes, got {kind}.")
+    row = 0
+    for table in row_groups(path, (image, label)):
+        labels.append(integers(path, table, label))
+        for content in image_bytes(table[image]):
+            row += 1
+            if not content:
+                raise InputError(f"Row {row} of {path} has no image bytes.")
+            yield f"Row {row} of {path}", content
 
 
 def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: str) -> str:

@@ -5,7 +5,6 @@ import pickle
 import runpy
 
 import numpy as np
-import pyarrow as pa
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
 
@@ -64,16 +63,6 @@ def write_pfllib(folder, dataset, suffix=".npz", mean=0.5, std=0.5, noted=True):
 
 def lists_of(partition):
     return [[sorted(one.tolist()) for one in partition.split(s).lists()] for s in ("train", "test")]
-
-
-def write_arrow(folder, table):
-    folder.mkdir(parents=True)
-    half = table.num_rows // 2
-    for k, part in enumerate((table.slice(0, half), table.slice(half))):
-        name = folder / f"data-0000{k}-of-00002.arrow"
-        with pa.OSFile(str(name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(part)
-    (folder / "state.json").write_text("{}")
 
 
 CLIENTS = [

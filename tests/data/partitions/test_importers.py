@@ -19,7 +19,6 @@ from tests.data.partitions.saved_splits import (
     colour_set,
     images,
     lists_of,
-    write_arrow,
     write_pfllib,
 )
 
@@ -150,12 +149,12 @@ def test_flower_folders_of_images(tmp_path):
     x, y = DATA.pool()
     for client, idx in enumerate(TRAIN):
         rows = {"img": [encoded(x[i]) for i in idx], "label": [int(y[i]) for i in idx]}
-        write_arrow(tmp_path / f"partition_{client}", pa.table(rows))
+        pq.write_table(pa.table(rows), tmp_path / f"partition_{client}.parquet")
     p = import_partition("flower", tmp_path, DATA, test_fraction=0)
     assert lists_of(p)[0] == EXPECTED[0]
     bad = {"img": [encoded(255 - x[0])], "label": [0]}
-    write_arrow(tmp_path / "partition_3", pa.table(bad))
-    with pytest.raises(InputError, match=r"1 of 1 images of .*partition_3 .* not in data set"):
+    pq.write_table(pa.table(bad), tmp_path / "partition_3.parquet")
+    with pytest.raises(InputError, match=r"1 of 1 images of .*partition_3\.parq.* not in data set"):
         import_partition("flower", tmp_path, DATA)
 
 
