@@ -1,4 +1,4 @@
-"""Import of partitions that PFLlib, FL-bench and flwr-datasets saved.
+"""Import of partitions that PFLlib and flwr-datasets saved, or FL-bench, exported as one of ours.
 
 Nothing is unpickled. If a tool saves samples instead of indices, they are looked up in the pool by
 their content, see `fedjax_pfl.data.partitions.matching`.
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.files import as_path, reading
-from fedjax_pfl.data.partitions.from_flbench import LISTS, import_flbench, is_flbench
 from fedjax_pfl.data.partitions.from_flower import import_flower
 from fedjax_pfl.data.partitions.from_pfllib import import_pfllib
 from fedjax_pfl.data.partitions.partition import Partition
@@ -20,6 +19,19 @@ from fedjax_pfl.data.sources.leaf import leaf_files
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, find_name, require_name
+
+# FL-bench's file, a pickle; and what the lines below write beside it.
+FLBENCH, EXPORTED = "partition.pkl", "partition.npz"
+FLBENCH_EXPORT = """\
+import numpy as np, pathlib, pickle
+folder = pathlib.Path({folder!r})
+clients = pickle.loads((folder / "partition.pkl").read_bytes())["data_indices"]
+arrays = {{}}
+for split in ("train", "val", "test"):
+    lists = [np.sort(client[split]).astype(int) for client in clients]
+    arrays[split + "_idx"] = np.concatenate(lists)
+    arrays[split + "_offsets"] = np.cumsum([0, *map(len, lists)])
+np.savez(folder / "partition.npz", **arrays)"""
 
 
 class Importer(NamedTuple):
@@ -43,9 +55,6 @@ class Importer(NamedTuple):
 IMPORTERS: dict[str, Importer] = {
     "pfllib": Importer(
         "a folder of PFLlib's, its NPZ files exported as plain arrays", import_pfllib
-    ),
-    "flbench": Importer(
-        "a folder of FL-bench's data, its partition exported as JSON", import_flbench
     ),
     "flower": Importer("flwr-datasets: a JSON file of indices, or a folder", import_flower),
 }
@@ -83,7 +92,8 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
 def detect_tool(place: Path) -> str | None:
     """Return the tool that wrote a file or folder, by the names in it, or None.
 
-    "leaf" is a data set with clients, the others are names in `IMPORTERS`.
+    "leaf" is a data set with clients, "flbench" a folder with a pickle; the others are names in
+    `IMPORTERS`.
     """
     if place.is_file():
         return "flower" if place.suffix == ".json" else None
@@ -91,7 +101,7 @@ def detect_tool(place: Path) -> str | None:
         return None
     if is_pfllib(place):
         return "pfllib"
-    if is_flbench(place):
+    if (place / FLBENCH).is_file():
         return "flbench"
     if leaf_files(place):
         return "leaf"
@@ -113,15 +123,22 @@ def read_partition(path: str | Path, dataset: Dataset) -> Partition:
     """
     place = as_path("Path of a partition", path)
     with reading(place):
-        if place.name == LISTS and is_flbench(place.parent):
-            place = place.parent
         source = detect_tool(place)
     if source == "leaf":
         raise InputError(
             f"{place} is a folder of LEAF, with samples and their clients: use it as the data set, "
             f"leaf:{place}, with the rule by_column."
         )
-    if source is not None:
+    if source == "flbench":
+        # Its indices count torchvision's training samples, then its test samples, as here.
+        place /= EXPORTED
+        if not place.exists():
+            raise InputError(
+                f"{place.with_name(FLBENCH)} is a pickle, which is never loaded here. If you trust "
+                "it, export its indices with these lines of Python, and try again:",
+                script=FLBENCH_EXPORT.format(folder=str(place.parent)),
+            )
+    elif source is not None:
         return import_partition(source, place, dataset)
     if place.is_dir():
         raise InputError(

@@ -72,17 +72,10 @@ CLIENTS = [
 ]
 
 
-def write_flbench(folder, dataset=DATA, clients=CLIENTS):
+def write_flbench(folder, clients=CLIENTS):
     folder.mkdir(parents=True)
     indices = [{name: np.array(part, np.int64) for name, part in one.items()} for one in clients]
     (folder / "partition.pkl").write_bytes(pickle.dumps({"data_indices": indices}))
-    stats = {"samples_per_client": {"mean": 3.0, "stddev": 1.0}}
-    for client, one in enumerate(clients):
-        held, count = np.unique(dataset.labels[np.concatenate(list(one.values())).astype(int)],
-                                return_counts=True)  # fmt: skip
-        counted = zip(held.tolist(), count.tolist(), strict=True)
-        stats[str(client)] = {"x": int(count.sum()), "y": dict(counted)}
-    (folder / "all_stats.json").write_text(json.dumps(stats))
 
 
 def exported(folder, script):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
+from fedjax_pfl.data.partitions.importers import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from tests.data.partitions.saved_splits import (
     CLIENTS,
@@ -25,12 +25,12 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
         pfl.read_partition(folder, DATA)
     assert FLBENCH_EXPORT.format(folder=str(folder)) in str(error.value)
     exported(folder, FLBENCH_EXPORT)
-    for place in (folder, folder / "partition.json"):
+    for place in (folder, folder / "partition.npz"):
         partition = pfl.read_partition(place, DATA)
         for name, theirs in (("train", "train"), ("validation", "val"), ("test", "test")):
             lists = [one.tolist() for one in partition.split(name).lists()]
             assert lists == [sorted(one[theirs]) for one in CLIENTS]
-        assert partition.rule == "flbench"
+        assert partition.rule == "file"
 
 
 def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):

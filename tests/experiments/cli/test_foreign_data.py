@@ -4,7 +4,7 @@ import pytest
 
 from experiments import run
 from experiments.cli import build, data_flags, flags, identity
-from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
+from fedjax_pfl.data.partitions.importers import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from tests.data.partitions.saved_splits import DATA, exported, write_flbench, write_pfllib
 from tests.experiments.small_runs import assert_input_error
@@ -40,7 +40,7 @@ def test_partition_file_is_a_folder_of_another_library(folder, tmp_path, monkeyp
     write_flbench(other := tmp_path / "fmnist")
     exported(other, FLBENCH_EXPORT)
     made = build.load_inputs(parsed("--dataset=digits", f"--partition_file={other}"))
-    assert made.partition.rule == "flbench" and made.partition.sizes("validation").sum() == 1
+    assert made.partition.rule == "file" and made.partition.sizes("validation").sum() == 1
 
 
 def test_flbenchs_folder_is_no_data_set(tmp_path, capsys):
