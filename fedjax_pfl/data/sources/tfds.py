@@ -1,7 +1,6 @@
 """Data sets prepared by tensorflow-datasets (TFDS), read without TensorFlow."""
 
 import contextlib
-import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -91,7 +90,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
         if not place.is_dir():
             require_file(place)
     _check_classes(folder / "features.json")
-    with reading(folder, "a prepared TFDS data set"):
+    with reading(folder, "a prepared TFDS data set"), _without_warnings():
         return _read(name, folder)
 
 
@@ -114,8 +113,7 @@ def _check_classes(path: Path) -> None:
 def _read(name: str, folder: Path) -> Dataset:
     import tensorflow_datasets as tfds  # slow import: only where it is used
 
-    with quiet_tfds():
-        builder = tfds.builder_from_directory(folder)
+    builder = tfds.builder_from_directory(folder)
     features, image, label = _features(name, tfds, builder)
     connector = features[label]
     found = list(builder.info.splits)
@@ -128,8 +126,7 @@ def _read(name: str, folder: Path) -> Dataset:
     def make():
         arrays = {}
         for ours, split in zip(("train", "test"), ("train", *held_out), strict=False):
-            with quiet_tfds():
-                x, y = _read_split(name, builder, split, image, label)
+            x, y = _read_split(name, builder, split, image, label)
             arrays |= {f"{ours}_x": x, f"{ours}_y": y}
         return arrays
 
@@ -209,17 +206,13 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
 
 
 @contextlib.contextmanager
-def quiet_tfds() -> Iterator[None]:
-    """Suppress TFDS's output, progress bars and warnings."""
+def _without_warnings() -> Iterator[None]:
+    """Suppress TFDS's warnings, such as that OpenCV would decode images faster."""
     from absl import logging
-    from tensorflow_datasets.core.utils import tqdm_utils
 
-    bars, tqdm_utils._active = tqdm_utils._active, False
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
+        yield
     finally:
-        tqdm_utils._active = bars
         logging.set_verbosity(verbosity)

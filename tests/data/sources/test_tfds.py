@@ -9,7 +9,6 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.data.sources.tfds import quiet_tfds
 from tests.data.published_files import ARRAY_RECORD, NAMES, emnist_arrays, idx_bytes, load_error
 
 
@@ -34,8 +33,8 @@ def prepare(folder, name, features, examples, splits=("train",), keys=None, conf
     Mine.name = name
     Mine.pkg_dir_path = folder
     builder = Mine(data_dir=folder, **ARRAY_RECORD)
-    with quiet_tfds():
-        builder.download_and_prepare()
+    tfds.disable_progress_bar()
+    builder.download_and_prepare()
     return builder.data_path
 
 
