@@ -23,7 +23,7 @@ GATE = 7  # what a step's key is folded with for the policy's noise
 
 
 @dataclass(frozen=True)
-class Gated(core.ExtendedTask):
+class Gated(core.WrappedTask):
     """A network whose features a policy divides between a personal and a global head."""
 
     added = (PERSONAL, CONTEXT, POLICY)

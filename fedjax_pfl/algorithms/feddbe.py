@@ -16,7 +16,7 @@ MEMORY = "bias_memory"
 
 
 @dataclass(frozen=True)
-class Shifted(core.ExtendedTask):
+class Shifted(core.WrappedTask):
     """A network whose head sees its features plus a vector b."""
 
     added = (MEMORY,)

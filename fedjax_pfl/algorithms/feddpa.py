@@ -54,25 +54,19 @@ class TwoSets(core.WrappedTask):
         train = mode[0]
         how: Any = model.get(MIXING)
         if how is None or train or "anchors" not in how:
-            return self.network.apply(self.single(model), inputs, *mode)
+            return super().apply(model, inputs, *mode)
         by_second = {**model, MIXING: {"weight": jnp.ones_like(how["weight"])}}
-        features: Any = self.network.outputs(self.single(by_second), inputs, *mode).features
+        features: Any = self.network.outputs(self.own(by_second), inputs, *mode).features
         weights = how["weight"] * similarity(features, how["anchors"], how["valid"])
 
         def one(weight, sample):
-            mixed = self.single({**model, MIXING: {"weight": weight}})
+            mixed = self.own({**model, MIXING: {"weight": weight}})
             out: Any = self.network.apply(mixed, sample[None], *mode)
             return core.Outputs(*out).logits[0]
 
         return core.Outputs(jax.vmap(one)(weights, inputs), {}, features)
 
-    def embed(self, model, inputs, *mode):
-        return self.network.embed(self.single(model), inputs, *mode)
-
-    def classify(self, model, features):
-        return self.network.classify(self.single(model), features)
-
-    def single(self, model):
+    def own(self, model):
         """Return the network's model, with one set of adapters of twice the rank if they mix."""
         params = dict(model["params"])
         own, how = params.pop(LOCAL, None), model.get(MIXING)

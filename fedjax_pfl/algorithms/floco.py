@@ -21,7 +21,7 @@ DRAW = 1  # what a step's key is folded with for the point
 
 
 @dataclass(frozen=True)
-class Simplex(core.ExtendedTask):
+class Simplex(core.WrappedTask):
     """A network whose head has the kernel sum_e a_e H_e, at a point a of a simplex.
 
     H_1 is the kernel of the layer head, the others are `CORNERS`, [count - 1, ...]. All are

@@ -21,7 +21,7 @@ VALVE, EMBEDDINGS, SHARES = "valve", "class_embeddings", "class_shares"
 
 
 @dataclass(frozen=True)
-class Valved(core.ExtendedTask):
+class Valved(core.WrappedTask):
     """A network whose head sees its features behind a valve under the client's condition."""
 
     added = (VALVE, EMBEDDINGS, SHARES)

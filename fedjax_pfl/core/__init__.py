@@ -14,7 +14,7 @@ from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.models.task import Outputs
-from fedjax_pfl.models.wrapped_task import ExtendedTask, WrappedTask
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 from fedjax_pfl.utils.structs import (
@@ -45,7 +45,6 @@ __all__ = [
     "Broadcast",
     "Cohort",
     "Context",
-    "ExtendedTask",
     "Federation",
     "InputError",
     "Key",

@@ -30,7 +30,7 @@ from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
-from fedjax_pfl.models.wrapped_task import ExtendedTask, is_within, part_of
+from fedjax_pfl.models.wrapped_task import is_within, part_of
 from fedjax_pfl.uploads.pipeline import ClientPrivacy
 from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils import keys
@@ -238,13 +238,13 @@ class Federation:
           personal: names of new modules that stay with their clients under every rule.
 
         Raises:
-          InputError: the task is an `ExtendedTask`, and the model does not define its features and
+          InputError: the task has a head of its own, and the model does not define its features and
             its head; or there is no module of a name in `personal`.
         """
         network = wrap(self.network)
         if is_within(self.network, type(network)):
             return self
-        if isinstance(network, ExtendedTask):
+        if getattr(network, "has_own_head", False):
             sample = self.data.sample_shape
             inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
             check_features(self._shaped, self.model_shapes, inputs)

@@ -10,7 +10,7 @@ from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective, register_objective
 from fedjax_pfl.models.pretrained import from_torch
 from fedjax_pfl.models.task import FunctionTask, LinenTask, Outputs, Task
-from fedjax_pfl.models.wrapped_task import ExtendedTask, WrappedTask
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils.metric_names import Measure
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "MODELS",
     "OBJECTIVES",
     "EquinoxTask",
-    "ExtendedTask",
     "FunctionTask",
     "LinenTask",
     "Measure",

@@ -8,6 +8,7 @@ Clients have adapters of their own on a common W. `adapter_layers` lists the lay
 import fnmatch
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedjax_pfl.models.adapter_layers import (
 )
 from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.nnx_task import NnxTask
-from fedjax_pfl.models.task import Mode, Outputs, Task
+from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import decimal, is_list
@@ -89,20 +90,10 @@ class WithAdapters(WrappedTask):
             params = trees.replace_at(params, path, own)
         return self.network.plain({**model, "params": params})
 
-    def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        with linen_adapters(self.scale):
-            out: Any = self.network.apply(self._scaled(model), inputs, *mode)
-        return Outputs(*out)
+    def calling(self) -> AbstractContextManager[Any]:
+        return linen_adapters(self.scale)
 
-    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        with linen_adapters(self.scale):
-            return self.network.embed(self._scaled(model), inputs, *mode)
-
-    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        with linen_adapters(self.scale):
-            return self.network.classify(self._scaled(model), features)
-
-    def _scaled(self, model: Tree) -> Tree:
+    def own(self, model: Tree) -> Tree:
         """Return a model whose factors B have the scale, if it is of no linen module."""
         if self.framework == "linen":
             return model

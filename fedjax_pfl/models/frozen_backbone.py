@@ -64,7 +64,7 @@ class FrozenBackbone(WrappedTask):
     def plain(self, model: Tree) -> Tree:
         return self.network.plain(joined(model, self.backbone) if self.frozen else model)
 
-    def complete(self, model: Tree) -> Tree:
+    def own(self, model: Tree) -> Tree:
         """Return the network's model: a client's with the frozen leaves."""
         if not self.frozen:
             return model
@@ -80,7 +80,7 @@ class FrozenBackbone(WrappedTask):
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         def applied(backbone, model, inputs):
             task = replace(self, backbone=backbone)
-            outputs: Any = self.network.apply(task.complete(model), inputs, *mode)
+            outputs: Any = self.network.apply(task.own(model), inputs, *mode)
             return Outputs(*outputs)
 
         if self.base_dtype is not None:
@@ -89,11 +89,8 @@ class FrozenBackbone(WrappedTask):
         return out._replace(statistics=without(out.statistics, self.frozen))
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        features, statistics = self.network.embed(self.complete(model), inputs, *mode)
+        features, statistics = super().embed(model, inputs, *mode)
         return features, without(statistics, self.frozen)
-
-    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        return self.network.classify(self.complete(model), features)
 
 
 def with_backbone(

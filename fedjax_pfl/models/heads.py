@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl.models.task import EVALUATION, Mode, Task
-from fedjax_pfl.models.wrapped_task import ExtendedTask
+from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -16,7 +16,7 @@ HEAD, PERSONAL_HEAD = "head", "personal_head"
 
 
 @dataclass(frozen=True)
-class TwoHeads(ExtendedTask):
+class TwoHeads(WrappedTask):
     """A network with a second, personal head of the same form: `params[PERSONAL_HEAD]`.
 
     Its logits are the sum of both heads' logits; with a personal head of zeros they are the
@@ -60,7 +60,7 @@ class TwoHeads(ExtendedTask):
         return self.computed(forward, model, inputs)
 
     def _both(self, model, features, seen):
-        own = self.without_added(model)
+        own = self.own(model)
         head = {**own["params"], HEAD: model["params"][PERSONAL_HEAD]}
         personal = self.network.classify({**own, "params": head}, seen)
         return self.network.classify(own, features), personal

@@ -1,5 +1,6 @@
-"""Base classes of tasks that wrap another task."""
+"""Base class of tasks that change another task: its models, its outputs, or further modules."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
@@ -17,11 +18,19 @@ PREDICTS = "which the plain network can't compute; result.predict does."
 
 @dataclass(frozen=True)
 class WrappedTask(Task):
-    """A task that forwards all calls to another one unless overridden.
+    """A task that changes another one, to which it forwards all calls with `own(model)`.
+
+    A subclass may have further modules between the network's features and its head, or beside its
+    head. They are entries of `params` beside the network's, which it names in `added`, draws in
+    `draw`, and uses in `classify`, in which `super().classify(model, features)` are the network's
+    own logits. `Federation.with_network` puts it around a federation's network.
 
     Attributes:
       network: the wrapped task.
+      added: names of the further modules, a class attribute.
     """
+
+    added: ClassVar[tuple[str, ...]] = ()
 
     network: Task
 
@@ -31,48 +40,24 @@ class WrappedTask(Task):
         same = {one.name: getattr(network, one.name) for one in fields(Task)}
         return cls(network, *args, **same)
 
-    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
-        return replace(self, network=self.network.bound(values, backbone))
+    @property
+    def has_own_head(self) -> bool:
+        """Whether its logits are its own function of the network's features, `classify`."""
+        return type(self).classify is not WrappedTask.classify
 
-    def frozen_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.frozen_leaves(key, inputs)
+    def own(self, model: Tree) -> Tree:
+        """Return the network's model, by default without the further modules."""
+        if not self.added:
+            return model
+        params = {name: x for name, x in model["params"].items() if name not in self.added}
+        return {**model, "params": params}
 
-    def init(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.init(key, inputs)
-
-    def plain(self, model: Tree) -> Tree:
-        return self.network.plain(model)
-
-    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        return self.network.embed(model, inputs, *mode)
-
-    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        return self.network.classify(model, features)
-
-    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        return self.network.losses(logits, labels)
-
-    def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
-        own = type(self).losses is not WrappedTask.losses
-        return super().mean_loss(logits, batch) if own else self.network.mean_loss(logits, batch)
-
-
-@dataclass(frozen=True)
-class ExtendedTask(WrappedTask):
-    """A network with further modules between its features and its head, or beside its head.
-
-    The modules are entries of `params` beside the network's. A subclass names them in `added`,
-    draws them in `draw`, and uses them in `classify`, in which `super().classify(model, features)`
-    are the network's own logits. `Federation.with_network` puts it around a federation's network.
-
-    Attributes:
-      added: names of the modules, a class attribute.
-    """
-
-    added: ClassVar[tuple[str, ...]] = ()
+    def calling(self) -> contextlib.AbstractContextManager[Any]:
+        """Context of all calls of the network."""
+        return contextlib.nullcontext()
 
     def draw(self, key: Key, inputs: jax.Array, model: Tree) -> dict[str, Tree]:
-        """Return the initial parameters of the modules by name.
+        """Return the initial parameters of the further modules by name.
 
         Args:
           key: another key than the network's.
@@ -81,29 +66,47 @@ class ExtendedTask(WrappedTask):
         """
         raise NotImplementedError
 
+    def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
+        return replace(self, network=self.network.bound(values, backbone))
+
+    def frozen_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.frozen_leaves(key, inputs)
+
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         model = self.network.init(key, inputs)
+        if not self.added:
+            return model
         drawn = self.draw(jax.random.fold_in(key, 1), inputs, model)
         return {**model, "params": {**model["params"], **drawn}}
 
     def plain(self, model: Tree) -> Tree:
-        added = ", ".join(self.added)
-        raise InputError(f"These models have further modules ({added}), {PREDICTS}")
+        if self.has_own_head:
+            added = ", ".join(self.added)
+            raise InputError(f"These models have further modules ({added}), {PREDICTS}")
+        return self.network.plain(model)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        features, statistics = self.embed(model, inputs, *mode)
-        return Outputs(self.classify(model, features), statistics, features)
+        if self.has_own_head:
+            features, statistics = self.embed(model, inputs, *mode)
+            return Outputs(self.classify(model, features), statistics, features)
+        with self.calling():
+            outputs: Any = self.network.apply(self.own(model), inputs, *mode)
+        return Outputs(*outputs)
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        return self.network.embed(self.without_added(model), inputs, *mode)
+        with self.calling():
+            return self.network.embed(self.own(model), inputs, *mode)
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        return self.network.classify(self.without_added(model), features)
+        with self.calling():
+            return self.network.classify(self.own(model), features)
 
-    def without_added(self, model: Tree) -> Tree:
-        """Return the network's own model."""
-        own = {name: part for name, part in model["params"].items() if name not in self.added}
-        return {**model, "params": own}
+    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return self.network.losses(logits, labels)
+
+    def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        own = type(self).losses is not WrappedTask.losses
+        return super().mean_loss(logits, batch) if own else self.network.mean_loss(logits, batch)
 
 
 def is_within(task: Task, kind: type[Task]) -> bool:

@@ -10,7 +10,7 @@ from flax import nnx
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.models import ExtendedTask
+from fedjax_pfl.models import WrappedTask
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.harness import TwoLayers
 from tests.references import network
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @dataclass(frozen=True)
-class Scaled(ExtendedTask):
+class Scaled(WrappedTask):
     """Features times a vector, plus another one."""
 
     added = ("scale", "shift")
@@ -38,7 +38,7 @@ class Scaled(ExtendedTask):
 
 
 @dataclass(frozen=True)
-class Negated(ExtendedTask):
+class Negated(WrappedTask):
     def draw(self, key, inputs, model):
         return {}
 
