@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import gunzip, read_bytes, reading
 from fedjax_pfl.utils.errors import InputError
 
@@ -44,18 +45,8 @@ LAYOUTS = {
 }
 
 
-class CifarParts(NamedTuple):
-    """Content of the files: images [n, 32, 32, 3], label columns [n, 1 or 2], class names."""
-
-    train_x: np.ndarray
-    train_labels: np.ndarray
-    test_x: np.ndarray
-    test_labels: np.ndarray
-    names: tuple[tuple[str, ...], ...]
-
-
-def read_cifar(name: str, place: Path) -> CifarParts | None:
-    """Return the content of an archive, or of a folder with the files, their folder or archive.
+def read_cifar(name: str, place: Path) -> Dataset | None:
+    """Return the data set in an archive, or in a folder with the files, their folder or archive.
 
     None if there is none of these.
     """
@@ -66,12 +57,12 @@ def read_cifar(name: str, place: Path) -> CifarParts | None:
         if any((folder / file).is_file() for file in (*layout.train, *layout.test)):
             files = (*layout.train, *layout.test, *layout.names)
             there = [file for file in files if (folder / file).is_file()]
-            return _parts(name, folder, {file: read_bytes(folder / file) for file in there})
+            return _decoded(name, folder, {file: read_bytes(folder / file) for file in there})
     archive = place / layout.archive
     return read_cifar_archive(name, archive) if archive.is_file() else None
 
 
-def read_cifar_archive(name: str, path: Path) -> CifarParts:
+def read_cifar_archive(name: str, path: Path) -> Dataset:
     """Read the .tar.gz of the binary version; nothing is written to disk."""
     layout, content, kind = LAYOUTS[name], {}, "a .tar.gz archive"
     # Unpacked first: then no member's header makes tarfile read more than there is.
@@ -85,25 +76,31 @@ def read_cifar_archive(name: str, path: Path) -> CifarParts:
                 content[inner.name] = file.read() if file else b""
     if not content:
         raise InputError(f"{path} holds no {layout.folder}/: take {layout.archive}.")
-    return _parts(name, path, content)
+    return _decoded(name, path, content)
 
 
-def _parts(name: str, where: Path, content: dict[str, bytes]) -> CifarParts:
+def _decoded(name: str, where: Path, content: dict[str, bytes]) -> Dataset:
     layout = LAYOUTS[name]
     missing = [file for file in (*layout.train, *layout.test) if file not in content]
     if missing:
         raise InputError(f"Data set {name!r} in {where} lacks {', '.join(missing)}.")
     columns = len(layout.names)
-    train = _records({file: content[file] for file in layout.train}, where, columns)
-    test = _records({file: content[file] for file in layout.test}, where, columns)
-    texts = [content.get(file, b"").decode("utf-8", "replace") for file in layout.names]
-    names = tuple(tuple(text.split()) for text in texts)
-    if len(names[-1]) != layout.num_classes:
-        names = ((),) * columns
-    return CifarParts(*train, *test, names)
+    arrays = [
+        array
+        for files in (layout.train, layout.test)
+        for array in _records({file: content[file] for file in files}, where, columns)
+    ]
+    names = tuple(content.get(layout.names[-1], b"").decode("utf-8", "replace").split())
+    return dataset_from_arrays(
+        name,
+        *arrays,
+        num_classes=layout.num_classes,
+        class_names=names if len(names) == layout.num_classes else (),
+    )
 
 
-def _records(files: dict[str, bytes], where: Path, columns: int):
+def _records(files: dict[str, bytes], where: Path, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return images [n, 32, 32, 3] and the last of the columns of labels [n]."""
     size = columns + 3 * 32 * 32
     for file, data in files.items():
         if not data or len(data) % size:
@@ -113,4 +110,4 @@ def _records(files: dict[str, bytes], where: Path, columns: int):
             )
     rows = np.frombuffer(b"".join(files.values()), np.uint8).reshape(-1, size)
     images = rows[:, columns:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), rows[:, :columns].copy()
+    return np.ascontiguousarray(images), rows[:, columns - 1].copy()

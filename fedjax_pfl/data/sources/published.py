@@ -90,22 +90,8 @@ def load_emnist(config: str, data_dir: Path | None) -> Dataset:
 def load_cifar(name: str, data_dir: Path | None) -> Dataset:
     """CIFAR-10 or CIFAR-100 with its fine labels, from the binary version."""
     layout = LAYOUTS[name]
-
-    def read(place: Path) -> Dataset | None:
-        parts = read_cifar(name, place)
-        if parts is None:
-            return None
-        return dataset_from_arrays(
-            name,
-            parts.train_x,
-            parts.train_labels[:, -1],
-            parts.test_x,
-            parts.test_labels[:, -1],
-            num_classes=layout.num_classes,
-            class_names=parts.names[-1],
-        )
-
     way = f"set data_dir to a folder with {layout.archive} or {layout.folder}/"
+    read = partial(read_cifar, name)
     return _load(name, data_dir, folders(data_dir, name), read, way, layout.pickled)
 
 
