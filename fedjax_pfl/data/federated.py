@@ -232,25 +232,40 @@ class FederatedData:
     ) -> Batch:
         """Return the minibatch of one client's samples at pool indices [B]; see `fetch`."""
         rows = _taken(self.samples, pool)[..., : math.prod(self.sample_shape)]
-        inputs = rows.reshape(*pool.shape, *self.sample_shape)
+        samples = rows.reshape(*pool.shape, *self.sample_shape)
+        labels = self.seen_labels(row, _taken(self.labels, pool), dtype)
+        return Batch(self.inputs(row, samples, dtype, augment), labels, valid)
+
+    def inputs(
+        self,
+        row: Scalar | int,
+        samples: jax.Array,
+        dtype: str,
+        augment: Callable[[jax.Array], jax.Array] | None = None,
+    ) -> jax.Array:
+        """Return stored samples [B, ...] as the model of a client sees them.
+
+        They are changed in this order: quarter turns, `augment`, the model's token ids, scaling.
+        """
         if self.turns is not None:
-            inputs = _turned(inputs, self.turns[row])
+            samples = _turned(samples, self.turns[row])
         if augment is not None:
-            inputs = augment(inputs)
-        inputs = inputs.astype(self.input_dtype(dtype))
+            samples = augment(samples)
+        samples = samples.astype(self.input_dtype(dtype))
         if self.tokens is not None:
-            inputs = _taken(self.tokens, inputs)
-        if jnp.issubdtype(inputs.dtype, jnp.floating):
+            samples = _taken(self.tokens, samples)
+        if jnp.issubdtype(samples.dtype, jnp.floating):
             scale, shift = self.scaling_of(row)
-            inputs = inputs * scale.astype(dtype) + shift.astype(dtype)
-        labels = _taken(self.labels, pool)
+            samples = samples * scale.astype(dtype) + shift.astype(dtype)
+        return samples
+
+    def seen_labels(self, row: Scalar | int, labels: jax.Array, dtype: str) -> jax.Array:
+        """Return stored labels [B, ...] as a client has them, by `tokens` and `label_map`."""
         if self.tokens is not None and labels.ndim == 2:  # next tokens; -1 stands for none
             labels = jnp.where(labels < 0, labels, _taken(self.tokens, jnp.maximum(labels, 0)))
         if self.label_map is not None:
-            labels = self.label_map[row, labels]
-        elif jnp.issubdtype(labels.dtype, jnp.floating):
-            labels = labels.astype(dtype)
-        return Batch(inputs, labels, valid)
+            return self.label_map[row, labels]
+        return labels.astype(dtype) if jnp.issubdtype(labels.dtype, jnp.floating) else labels
 
 
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:

@@ -185,19 +185,16 @@ class Task:
 
         Its layers have the form for `platform`.
         """
-        with forms.for_platform(self.platform, self.convolutions == "xla"):
-            return self._cast(fn, model, inputs, *rest)
-
-    def _cast(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
-        if self.compute_dtype is None:
-            return fn(model, inputs, *rest)
+        low = self.compute_dtype
 
         def cast(leaf, dtype):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-        low = jax.tree.map(lambda leaf: cast(leaf, self.compute_dtype), model["params"])
-        inputs = cast(inputs, self.compute_dtype)
-        out = fn({**model, "params": low}, inputs, *rest)
+        with forms.for_platform(self.platform, self.convolutions == "xla"):
+            if low is None:
+                return fn(model, inputs, *rest)
+            params = jax.tree.map(lambda leaf: cast(leaf, low), model["params"])
+            out = fn({**model, "params": params}, cast(inputs, low), *rest)
         return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
