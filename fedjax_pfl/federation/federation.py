@@ -30,7 +30,7 @@ from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
-from fedjax_pfl.models.wrapped_task import is_within, part_of
+from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.uploads.pipeline import ClientPrivacy
 from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils import keys
@@ -242,7 +242,7 @@ class Federation:
             its head; or there is no module of a name in `personal`.
         """
         network = wrap(self.network)
-        if is_within(self.network, type(network)):
+        if part_of(self.network, type(network)) is not None:
             return self
         if getattr(network, "has_own_head", False):
             sample = self.data.sample_shape

@@ -20,7 +20,7 @@ from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import parse_ranks, with_adapters
 from fedjax_pfl.models.base_types import BASE_DTYPES
-from fedjax_pfl.models.frozen_backbone import values_held, with_backbone
+from fedjax_pfl.models.frozen_backbone import FrozenBackbone, values_held
 from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
@@ -259,7 +259,9 @@ class ModelOptions(Group):
             rule = "none" if self.freeze is None else self.freeze
             frozen = _selected(plan, plan.with_frozen(rule).frozen)
             self._check_base(frozen)
-            return with_backbone(task, frozen, self.base_dtype) if pretrained or frozen else task
+            if not (pretrained or frozen):
+                return task
+            return FrozenBackbone.around(task, frozen, self.base_dtype)
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
         frozen = _selected(plan, chosen(own, plan))
@@ -276,7 +278,7 @@ class ModelOptions(Group):
             allowed = f"without {B}: these factors are zero without a base that has others"
             require(not zero, "freeze", self.freeze, allowed)
         self._check_base(frozen)
-        return with_backbone(task, frozen, self.base_dtype)
+        return FrozenBackbone.around(task, frozen, self.base_dtype)
 
     def _check_base(self, frozen: tuple[str, ...]) -> None:
         """Raise `InputError` if there is no base to be held in another type."""

@@ -93,13 +93,6 @@ class FrozenBackbone(WrappedTask):
         return features, without(statistics, self.frozen)
 
 
-def with_backbone(
-    task: Task, frozen: tuple[str, ...] = (), base_dtype: str | None = None
-) -> FrozenBackbone:
-    """Return `FrozenBackbone` of a task."""
-    return FrozenBackbone.around(task, frozen, base_dtype)
-
-
 def values_held(task: Task, values: Values) -> dict[str, Any]:
     """Return given values, those of frozen leaves in the type in which a task holds them."""
     if not isinstance(task, FrozenBackbone) or task.base_dtype is None:

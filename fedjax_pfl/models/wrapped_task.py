@@ -109,11 +109,6 @@ class WrappedTask(Task):
         return super().mean_loss(logits, batch) if own else self.network.mean_loss(logits, batch)
 
 
-def is_within(task: Task, kind: type[Task]) -> bool:
-    """Return whether one of a network's wrappers is of a class."""
-    return part_of(task, kind) is not None
-
-
 def part_of(task: Task, kind: type[T]) -> T | None:
     """Return the outermost wrapper of a class among those of a network, or None."""
     while isinstance(task, WrappedTask):
