@@ -259,9 +259,8 @@ class ModelOptions(Group):
             rule = "none" if self.freeze is None else self.freeze
             frozen = _selected(plan, plan.with_frozen(rule).frozen)
             self._check_base(frozen)
-            if not (pretrained or frozen):
-                return task
-            return FrozenBackbone.around(task, frozen, self.base_dtype)
+            fixed = FrozenBackbone.around(task, frozen, self.base_dtype)
+            return fixed if pretrained or frozen else task
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
         frozen = _selected(plan, chosen(own, plan))
