@@ -1,11 +1,13 @@
 """Users' own files that register algorithms, data sets, partition rules, models or objectives."""
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,36 +155,11 @@ def _of_user(module: object, folder: Path) -> Path | None:
 
 def _imported(path: Path) -> list[Path]:
     """Return the file and the files below its folder that it imports, also indirectly."""
-    result, queue = [], [path]
-    while queue:
-        one = queue.pop()
-        ours = one != path and any(one.is_relative_to(place) for place in OURS)
-        if one in result or ours or not one.is_relative_to(path.parent):
-            continue
-        result.append(one)
-        try:
-            tree = ast.parse(one.read_bytes())
-        except (SyntaxError, ValueError):  # its import reports it
-            continue
-        for place in _places(tree, one, path.parent):
-            files = (place.with_name(f"{place.name}.py"), place / "__init__.py")
-            queue += [file.resolve() for file in files if file.is_file()]
-    return result
-
-
-def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
-    """Yield the files of the modules of import statements, with their packages."""
-    for node in ast.walk(tree):
-        base, names = root, []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
-            if node.level:
-                base = file.parents[min(node.level, len(file.parents)) - 1]
-        for name in names:
-            parts = name.split(".")
-            yield from (base.joinpath(*parts[: k + 1]) for k in range(len(parts)))
+    finder = ModuleFinder([str(path.parent)], excludes=[place.name for place in OURS])
+    with contextlib.suppress(SyntaxError, ValueError):  # its import reports it
+        finder.run_script(str(path))
+    found = [_of_user(module, path.parent) for module in finder.modules.values()]
+    return list(dict.fromkeys([path, *filter(None, found)]))
 
 
 def _located_error(error: BaseException, path: Path) -> str:
