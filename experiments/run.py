@@ -74,7 +74,6 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     config, output, identity = experiment.config, experiment.output, experiment.identity
     if config.compilation_cache:
         _cache_programs(config)
-    terminal = Console()
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
@@ -89,10 +88,10 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         )
         facts = provenance.describe(experiment)
         try:
-            with Stopper() as stop, console.progress_display(terminal) as display:
+            with Stopper() as stop:
                 for name in config.instances:
                     if name in pending:
-                        result = run_algorithm(experiment, name, facts, display.algorithm, stop)
+                        result = run_algorithm(experiment, name, facts, stop)
                         results |= {} if result is None else {name: result}
                     processes.on_first(partial(_finish, experiment, name, results))
         except (Stopped, KeyboardInterrupt) as error:

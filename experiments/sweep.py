@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import absl.flags
 import numpy as np
-from rich.console import Console
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name, writing
@@ -66,7 +65,7 @@ class Plan(NamedTuple):
     heading: list[str]
 
 
-def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.Result:
+def run_program(program: Program, output: Path, stop: Stopper) -> pfl.Result:
     """Simulate one program, or read its finished result.
 
     Raises:
@@ -94,7 +93,7 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
         program.algorithm,
         program.folder,
         output / algorithm_folders.CHECKPOINTS / program.folder,
-        display.algorithm(program.folder, config.rounds),
+        program.folder,
         stop,
         seeds=config.seeds,
         settings=program.settings or None,
@@ -273,9 +272,9 @@ def sweep(plan: Plan, quiet: bool = False) -> list[Outcome]:
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
-            with Stopper() as stop, console.progress_display(Console()) as display:
+            with Stopper() as stop:
                 for program in queue:
-                    result = run_program(program, output, display, stop)
+                    result = run_program(program, output, stop)
                     ranked += outcomes(program, result, config.rank_by)
         except (Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."

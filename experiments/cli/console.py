@@ -1,15 +1,13 @@
-"""The output of `experiments.run`: catalogue, progress and tables, for terminals and logs."""
+"""The output of `experiments.run`: catalogue and tables, for terminals and logs."""
 
 import inspect
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TextIO
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table as Framed
 
 import fedjax_pfl as pfl
@@ -81,70 +79,6 @@ def catalogue() -> str:
     examples = [(name, about, {}) for name, about in plugins.examples().items()]
     lines += listed(f"\nExamples (--import_file=example:NAME), in {plugins.EXAMPLES}:", examples)
     return "\n".join(lines)
-
-
-class PlainProgress:
-    """Lines for logs: at most one in `every` seconds for an algorithm, and its last one."""
-
-    def __init__(self, stream: TextIO | None = None, every: float = 5.0):
-        self.stream, self.every, self.shown = stream, every, 0.0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None
-
-    def algorithm(self, name: str, rounds: int):
-        """Print that it compiles; return a callback for `pfl.simulate`."""
-        print(f"{name}: compiling", file=self.stream, flush=True)
-        self.shown = time.monotonic()
-
-        def show(progress: pfl.Progress) -> None:
-            now = time.monotonic()
-            edge = progress.round in (progress.since, progress.rounds)  # it continues, or ends
-            if edge or now - self.shown >= self.every:
-                self.shown = now
-                print(f"{name}: {progress}", file=self.stream, flush=True)
-
-        return show
-
-
-class BarProgress:
-    """One bar for each algorithm, for terminals."""
-
-    def __init__(self, console: Console):
-        self.bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:12}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-        )
-
-    def __enter__(self):
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exception):
-        self.bars.stop()
-
-    def algorithm(self, name: str, rounds: int):
-        """Show that it compiles; return a callback for `pfl.simulate`."""
-        task = self.bars.add_task(name, total=rounds, status="compiling")
-
-        def show(progress: pfl.Progress) -> None:
-            text = str(progress)
-            status = text.partition(", ")[2] or text  # the bar has the rounds
-            self.bars.update(task, completed=progress.round, status=status)
-
-        return show
-
-
-def progress_display(console: Console) -> PlainProgress | BarProgress:
-    """Return bars on a terminal, lines elsewhere."""
-    return BarProgress(console) if console.is_terminal else PlainProgress()
 
 
 def _framed(table: Table) -> Framed:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.callbacks import ProgressCallback
+from fedjax_pfl.engine.progress import Line
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.joining import join_seeds
 
@@ -20,8 +22,6 @@ from .algorithms import remarked
 from .build import Experiment
 
 CHUNK = 50  # rounds between two looks at `Stopper`, at most
-# Makes the callback of a simulation's progress, from its name and number of rounds.
-Display = Callable[[str, int], Callable[[pfl.Progress], None]]
 
 
 class Stopped(Exception):
@@ -76,7 +76,7 @@ def simulate(
     name: str,
     place: str,
     checkpoints: Path,
-    show: Callable[[pfl.Progress], None],
+    shown: str,
     stop: Callable[..., bool],
     *,
     seeds: Sequence[int],
@@ -89,7 +89,7 @@ def simulate(
     Args:
       place: its name in the folder, or that of a sweep's program.
       checkpoints: their folder.
-      show: called with the progress.
+      shown: its name in the lines of its progress.
       settings: swept inside the program.
       extendable: whether a state is kept that more rounds continue.
       options: further ones of `pfl.simulate`.
@@ -105,8 +105,7 @@ def simulate(
     facts = experiment.identity | algorithm.hyperparameters()
     streams = tracking.Tracking(config, experiment.output, place, facts, settings, seeds)
 
-    def progress(chunk: pfl.Progress) -> None:
-        show(chunk)
+    def follow(chunk: pfl.Progress) -> None:
         processes.on_first(lambda: streams.follow(chunk))
 
     saved = pfl.Checkpoints(checkpoints, config.checkpoint_seconds, extendable=extendable)
@@ -119,7 +118,8 @@ def simulate(
             settings=settings,
             eval_every=config.eval_every,
             score_clients=config.scored_clients,
-            progress=progress,
+            progress=Line(shown),
+            callbacks=[ProgressCallback(follow)],
             checkpoints=saved,
             stop=stop,
             chunk=CHUNK,
@@ -144,7 +144,6 @@ def run_algorithm(
     experiment: Experiment,
     name: str,
     facts: Mapping[str, Any],
-    display: Display,
     stop: Callable[..., bool],
 ) -> pfl.Result | None:
     """Simulate the seeds that an algorithm's folder lacks, and write the folder anew.
@@ -163,8 +162,8 @@ def run_algorithm(
     several, made = len(counts) > 1, []
     for seeds in missing:
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
-        show = display(f"{name}, {which}" if several else name, config.rounds)
-        block = _simulate_block(experiment, name, seeds, show, stop)
+        shown = f"{name}, {which}" if several else name
+        block = _simulate_block(experiment, name, seeds, shown, stop)
         if several and block.models is not None:
             block = block._replace(models=algorithm_folders.as_read(block.models))
         made.append(block)
@@ -191,7 +190,7 @@ def _simulate_block(
     experiment: Experiment,
     name: str,
     seeds: Sequence[int],
-    show: Callable[[pfl.Progress], None],
+    shown: str,
     stop: Callable[..., bool],
 ) -> Block:
     """Simulate an algorithm with some of the seeds."""
@@ -201,7 +200,7 @@ def _simulate_block(
         name,
         name,
         algorithm_folders.checkpoint_folder(output, name, seeds, config.seeds[0]),
-        show,
+        shown,
         stop,
         seeds=seeds,
         extendable=config.keep_state,

@@ -6,33 +6,26 @@ import os
 import numpy as np
 import pytest
 
-from experiments.cli import console, flags, identity, run_folder
-
-
-class Display:
-    """A progress display that calls `act(algorithm, progress)` after each chunk of rounds."""
-
-    def __init__(self, act):
-        self.act, self.names = act, []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None
-
-    def algorithm(self, name, rounds):
-        self.names.append(name)
-        return lambda progress: self.act(name, progress)
+from experiments.cli import flags, identity, run_folder, simulating
 
 
 @contextlib.contextmanager
 def watching(act):
-    """A context in which commands show their progress to `act(algorithm, progress)`."""
-    display = Display(act)
+    """A context in which commands show their progress to `act(algorithm, progress)`, and the names
+    under which they do."""
+    names = []
+
+    class Watched:
+        def __init__(self, name):
+            self.name = name
+            names.append(name)
+
+        def on_round_end(self, progress):
+            act(self.name, progress)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "progress_display", lambda _: display)
-        yield display
+        patch.setattr(simulating, "Line", Watched)
+        yield names
 
 
 def killing(name, after, number):

@@ -66,9 +66,9 @@ def grown(tmp_path_factory):
     with killing("fedavg, seeds 1-2", 1, signal.SIGINT):
         assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 130
     assert contents(folder / "fedavg") == before and (folder / "local").exists()
-    with watching(lambda name, progress: None) as display:
+    with watching(lambda name, progress: None) as names:
         assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
-    assert display.names == ["fedavg, seeds 1-2"]  # what is finished is not run again
+    assert names == ["fedavg, seeds 1-2"]  # what is finished is not run again
     return folder
 
 

@@ -40,14 +40,14 @@ def finished(tables, tmp_path_factory):
     words = ("--checkpoint_seconds=0", "--eval_every=1")
 
     def kill(name, progress):
-        if len(display.names) == 2 and progress.round == 1:
+        if len(names) == 2 and progress.round == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with contextlib.chdir(ROOT), watching(kill) as display:
+    with contextlib.chdir(ROOT), watching(kill) as names:
         assert call(tables, folder, *words) == 130
-        assert display.names == ["local", "feddwa"] and not (folder / "table.csv").exists()
+        assert names == ["local", "feddwa"] and not (folder / "table.csv").exists()
         assert call(tables, folder, *words) == 0
-    assert display.names[2:] == ["feddwa", "feddwa"], "the first was finished already"
+    assert names[2:] == ["feddwa", "feddwa"], "the first was finished already"
     return folder
 
 
