@@ -183,12 +183,8 @@ def catalogue() -> str:
 def main(argv: list[str]) -> int:
     """Run the command."""
     args = flags.parse(argv, define)
-    if args.help:
-        values = flags.define(define)
-        print("\n".join([USAGE, *map(values.module_help, ("partition", "data", "rule"))]))
-        return 0
-    if args.list:
-        print(catalogue())
+    groups = ("partition", "data", "rule")
+    if flags.answered(args, USAGE, groups, define, catalogue=catalogue):
         return 0
     output = output_folder(args)
     dataset = load_dataset(args)

@@ -14,7 +14,7 @@ import jax
 
 import fedjax_pfl as pfl
 
-from .cli import console, data_flags, devices, flags, shell
+from .cli import data_flags, devices, flags, shell
 from .cli.config import ExperimentConfig, set_precision
 from .cli.flag_groups import Group, new_path
 from .cli.start import called
@@ -62,12 +62,7 @@ def parse(argv: list[str]) -> ExperimentConfig:
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = parse(argv)
-    if config.help:
-        values = flags.define(define)
-        print("\n".join([USAGE, *map(values.module_help, ("pretrain", "data", "training")), BELOW]))
-        return 0
-    if config.list:
-        print(console.catalogue())
+    if flags.answered(config, USAGE, ("pretrain", "data", "training"), define, BELOW):
         return 0
     output = new_path("output", config.output, ENDINGS, in_folder=True)
     if output is None:

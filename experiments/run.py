@@ -34,7 +34,7 @@ from .cli import (
 )
 from .cli.algorithms import describe_own_training
 from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
-from .cli.config import ExperimentConfig
+from .cli.config import GROUPS, ExperimentConfig
 from .cli.identity import check_alike
 from .cli.simulating import Stopped, Stopper, run_algorithm
 from .outputs import clients_table, comparison_table, run_files, tracking, training_line
@@ -44,25 +44,23 @@ from .outputs import clients_table, comparison_table, run_files, tracking, train
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = flags.parse(argv, flags.distributed)
-    if config.help:
-        print(flags.help_text())
-    elif config.list:
-        print(console.catalogue())
-    else:
-        distributed.start(config.distributed, config.devices, config.mesh, config.num_clients)
-        inputs = processes.agreed(lambda: load_inputs(config))
-        check_alike(inputs.identity)
-        state = processes.on_first(lambda: run_folder.inspect(config, inputs.identity))
-        folder = Folder(**state)
-        if not folder.finished:
-            return run(processes.agreed(lambda: prepare(inputs, folder)))
-        if processes.is_first():
-            print(f"This run is finished. Its results, from {folder.output}:")
-            output = Path(folder.output)
-            results = {name: load(config, name, output) for name in config.instances}
-            track(inputs, results, output)
-            return report(results, config, output)
-    return 0
+    groups = (*GROUPS, "flagfiles", "help")
+    if flags.answered(config, flags.USAGE, groups, flags.distributed):
+        return 0
+    distributed.start(config.distributed, config.devices, config.mesh, config.num_clients)
+    inputs = processes.agreed(lambda: load_inputs(config))
+    check_alike(inputs.identity)
+    state = processes.on_first(lambda: run_folder.inspect(config, inputs.identity))
+    folder = Folder(**state)
+    if not folder.finished:
+        return run(processes.agreed(lambda: prepare(inputs, folder)))
+    if not processes.is_first():
+        return 0
+    print(f"This run is finished. Its results, from {folder.output}:")
+    output = Path(folder.output)
+    results = {name: load(config, name, output) for name in config.instances}
+    track(inputs, results, output)
+    return report(results, config, output)
 
 
 def run(experiment: Experiment, quiet: bool = False) -> int:

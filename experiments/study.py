@@ -49,9 +49,10 @@ column, as many as every other row, and takes the one with the best validation a
 A --setting is a column, named before the colon, with further flags of {called("run")}. The rows are
 the --algorithms, or one for each --row, which has one algorithm and further flags. Every cell is a
 run of {called("run")} in its own folder below --output_dir; the same command continues a killed
-study."""
+study.
+"""
 TUNING = "tuning"  # folder of the sweeps
-AFTER = f"All other flags are those of {called('run')}."
+AFTER = f"\nAll other flags are those of {called('run')}."
 
 
 def define(values: absl.flags.FlagValues) -> None:
@@ -188,11 +189,7 @@ def chosen(cell: Cell, outcomes: Sequence[Outcome]) -> Cell:
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = flags.parse(argv, define)
-    if config.help:
-        print(f"{USAGE}\n\n{flags.define(define).module_help('study')}\n\n{AFTER}")
-        return 0
-    if config.list:
-        print(console.catalogue())
+    if flags.answered(config, USAGE, ["study"], define, AFTER):
         return 0
     if config["headline"].present:
         raise pfl.InputError("--headline is for tables of runs: a study has --measures.")

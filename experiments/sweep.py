@@ -21,7 +21,7 @@ from fedjax_pfl.data.atomic_files import check_name, writing
 from fedjax_pfl.results.names import TRAINED
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
-from .cli import algorithm_folders, console, flags, identity, run_folder, shell
+from .cli import algorithm_folders, flags, identity, run_folder, shell
 from .cli.algorithms import parse_algorithms
 from .cli.build import Folder, load_inputs, prepare
 from .cli.config import ExperimentConfig
@@ -44,8 +44,9 @@ partition rule, training or uploads. An algorithm's own value, by --grid or --se
 flag of that name. Values that need no recompilation are simulated together in one program; the
 others get a program each, one after the other. A fifth of every client's training samples is set
 aside for validation unless --validation_fraction says otherwise; test samples are not used to
-choose."""
-BELOW = f"""\
+choose.
+"""
+BELOW = f"""
 All other flags are those of {called("run")}; --moments=both adds a column. New clients
 (--new_clients) take no part and are not scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
@@ -160,11 +161,7 @@ def define_grid(group: Group) -> None:
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = flags.parse(argv, define)
-    if config.help:
-        print(f"{USAGE}\n\n{flags.define(define).module_help('sweep')}\n\n{BELOW}")
-        return 0
-    if config.list:
-        print(console.catalogue())
+    if flags.answered(config, USAGE, ["sweep"], define, BELOW):
         return 0
     if config.distributed is not None:
         raise pfl.InputError(

@@ -40,20 +40,23 @@ def own_training(
     Raises:
       InputError: an invalid value.
     """
-    before, result = _settable(common), {}
+    result: dict[str, dict[str, Any]] = {}
     for name, values in _by_algorithm(names, settings).items():
         options = {
             key: replace(OWN[key], name=f"{name}.{key}").read(text)
             for key, text in values.items()
             if key in OWN
         }
+        result[name] = {}
+        if not options:
+            continue
         try:
             after = _settable(common.changed(**options))
         except pfl.InputError as error:
             raise pfl.InputError(
                 f"With {' '.join(setting_flags(name, options))}: {error}"
             ) from None
-        differ = {key for key, value in after.items() if value != before[key]}
+        differ = {key for key, value in after.items() if value != getattr(common, key)}
         if "local_steps" in differ and after["local_steps"] is None:
             differ.add("local_epochs")  # which replaced the steps
         result[name] = {key: value for key, value in after.items() if key in differ}

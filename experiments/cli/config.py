@@ -1,6 +1,7 @@
 """The configuration of a run: its flags, parsed once, and the objects that they describe."""
 
-from collections.abc import Iterator, Mapping
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,9 +21,28 @@ from .parsing import name_and_value, parse_pairs
 MOMENTS = ("received", "both")  # at which personalized models are scored
 
 GROUPS = ("comparison", "data", "rule", "training", "uploads", "run")  # flags that make a run
-UPLOAD_PAIRS = ("attack_option", "aggregator_option", "compress_option", "secure_option")
 # Flags of which runs allow only some values.
 CHOICES = {"dtype": ("float32", "float64"), "headline": tuple(HEADLINES)}
+# Flags that have another name than their option.
+RENAMED = {"initial_model": "init_from", "names": "init_name", "partial": "init_partial"}
+
+
+def form_of(option: pfl.options.Option) -> str:
+    """Return how a flag gives an option: "word", "pairs" (NAME=VALUE, repeated), "rounds"
+    (CLIENT:NUMBER) or "list"; "" where no words can.
+    """
+    if option.kind is not None:
+        return "word"
+    kind, of = typing.get_origin(option.kinds[0]) or object, typing.get_args(option.kinds[0])
+    if issubclass(kind, Mapping):
+        return "rounds" if of[0] is int else "pairs"
+    return "list" if issubclass(kind, Sequence) else ""
+
+
+def flag_of(option: pfl.options.Option) -> str:
+    """Return the name of an option's flag."""
+    name = RENAMED.get(option.name, option.name)
+    return name.removesuffix("s") if form_of(option) == "pairs" else name
 
 
 class Setting(NamedTuple):
@@ -91,9 +111,7 @@ class ExperimentConfig:
     @cached_property
     def training_of(self) -> dict[str, dict[str, Any]]:
         """Options of local training in which each algorithm differs from the flags."""
-        names = [name for name in pfl.options.declared(pfl.LocalTraining) if name in self]
-        values = {name: self[name].value for name in names}
-        common = pfl.LocalTraining(**values, **self._training_options).checked()
+        common = pfl.LocalTraining(**self._options_of(pfl.LocalTraining))  # `federate` checks it
         return own_training(self.algorithms, self.set, common)
 
     @cached_property
@@ -101,16 +119,24 @@ class ExperimentConfig:
         """Options of the network."""
         return parse_pairs(self, "model_option")
 
-    @cached_property
-    def _training_options(self) -> dict[str, Any]:
-        """Options of local training whose flags have another form."""
-        return {
-            "extra_loss": pfl.training.WeightDistribution(self.wdr_weight)
-            if self.wdr_weight
-            else None,
-            "optimizer_options": parse_pairs(self, "optimizer_option"),
-            "lr_schedule_options": parse_pairs(self, "lr_schedule_option"),
-        }
+    def _options_of(self, *groups: type) -> dict[str, Any]:
+        """Return the options of groups by name, as far as there are flags for them."""
+        options = [one for group in groups for one in pfl.options.declared(group).values()]
+        values = {one.name: self._given(one) for one in options if flag_of(one) in self}
+        if self.wdr_weight and pfl.LocalTraining in groups:
+            values["extra_loss"] = pfl.training.WeightDistribution(self.wdr_weight)
+        return values
+
+    def _given(self, option: pfl.options.Option) -> Any:
+        """Return the value of an option's flag in the option's form."""
+        flag, form = flag_of(option), form_of(option)
+        if form == "rounds":
+            return self._rounds_of_clients(flag, "DELAY" if flag == "stragglers" else "ROUND")
+        if flag == "init_name":  # layers may be called "1"
+            return dict(name_and_value(flag, word) for word in self.init_name) or None
+        if form == "pairs":
+            return parse_pairs(self, flag)
+        return self[flag].value or None if form == "list" else self[flag].value
 
     @cached_property
     def recorded_rounds(self) -> list[int] | None:
@@ -136,7 +162,7 @@ class ExperimentConfig:
                 )
         return None if self.score_clients is None else [number or 0 for number in numbers]
 
-    def rounds_of_clients(self, flag: str, what: str) -> dict[int, int]:
+    def _rounds_of_clients(self, flag: str, what: str) -> dict[int, int]:
         """Return the numbers of rounds by client of a flag such as --stragglers."""
         rounds = {}
         for word in self[flag].value:
@@ -187,19 +213,7 @@ class ExperimentConfig:
         Raises:
           InputError: a word that is not a valid value.
         """
-        known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
-        return {name: self[name].value for name in known if name in self} | {
-            "model_options": self.model_options,
-            "stragglers": self.rounds_of_clients("stragglers", "DELAY"),
-            "arrivals": self.rounds_of_clients("arrivals", "ROUND"),
-            "departures": self.rounds_of_clients("departures", "ROUND"),
-            "drift_rounds": self.drift_rounds or None,
-            "initial_model": self.init_from,
-            "names": dict(name_and_value("init_name", word) for word in self.init_name) or None,
-            "partial": self.init_partial,
-            **self._training_options,
-            **{f"{name}s": parse_pairs(self, name) for name in UPLOAD_PAIRS},
-        }
+        return self._options_of(*pfl.options.GROUPS)
 
     def check(self) -> None:
         """Raise `InputError` for errors in the flags that show before data are loaded."""

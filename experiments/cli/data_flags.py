@@ -2,10 +2,9 @@
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Set
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import absl.flags
 
@@ -177,16 +176,16 @@ def _options(values: absl.flags.FlagValues) -> set[str]:
     return {flag.name for flag in values.get_flags_for_module("rule")}
 
 
-def replace_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def replace_partition(values: absl.flags.FlagValues, typed: Set[str]) -> None:
     """Replace a flagfile's split by that of the command line.
 
     A preset's rule has options that another rule or a file does not take; they are left out.
 
     Args:
       values: flags; changed in place.
-      typed: flags of the command line itself.
+      typed: names of flags of the command line itself.
     """
-    chosen = {"partition", "partition_file", "import_split"} & typed.keys()
+    chosen = {"partition", "partition_file", "import_split"} & typed
     if chosen == {"partition_file"} or chosen == {"import_split"}:
         _unparse(values, _options(values) | {"partition", "partition_file", "num_clients"}, typed)
     elif chosen == {"partition"}:
@@ -195,17 +194,15 @@ def replace_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 
 
-def _drop_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def _drop_partition(values: absl.flags.FlagValues, typed: Set[str]) -> None:
     """Drop a flagfile's split if --dataset on the command line has its own split."""
     split = _options(values) | {"partition", "partition_file"}
-    if "dataset" in typed and not split & typed.keys():
+    if "dataset" in typed and not split & typed:
         _unparse(values, split | {"num_clients"}, typed)
 
 
-def _unparse(
-    values: absl.flags.FlagValues, names: Collection[str], typed: Mapping[str, Any]
-) -> None:
-    for name in names - typed.keys():
+def _unparse(values: absl.flags.FlagValues, names: Set[str], typed: Set[str]) -> None:
+    for name in names - typed:
         values[name].unparse()
 
 
@@ -232,7 +229,7 @@ def resolve_dataset(values: absl.flags.FlagValues) -> None:
     values["dataset"].value = f"{name}{colon}{place}"
 
 
-def use_own_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def use_own_partition(values: absl.flags.FlagValues, typed: Set[str]) -> None:
     """Take the split that the data set has, unless another is given.
 
     The split of a folder of PFLlib's takes the place of a flagfile's rule. Data sets that say whose
@@ -240,7 +237,7 @@ def use_own_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -
 
     Args:
       values: flags, with the data set's name in our spelling; changed in place.
-      typed: flags of the command line itself.
+      typed: names of flags of the command line itself.
     """
     dataset = value_of(values, "dataset")
     if dataset.startswith(PREFIX):

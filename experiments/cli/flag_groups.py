@@ -38,16 +38,11 @@ class Number(flags.FloatParser):
         limits = " and ".join(f"of {side} {bound:g}" for side, bound in sides)
         self.name, self.allowed = name, f"a number {limits}".strip()
 
-    def convert(self, argument: str) -> float:
-        return convert(f"--{self.name}", argument, float)
-
     def parse(self, argument: str) -> float:
-        try:
-            return super().parse(argument)
-        except pfl.InputError:
-            raise
-        except ValueError:
-            raise refused(f"--{self.name}", argument, self.allowed) from None
+        value = convert(f"--{self.name}", argument, float)
+        if self.is_outside_bounds(value):
+            raise refused(f"--{self.name}", argument, self.allowed)
+        return value
 
 
 class Group:

@@ -12,9 +12,9 @@ from fedjax_pfl.results.headlines import DEFAULT, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults
 
-from . import data_flags, flag_roles, plugins
+from . import console, data_flags, flag_roles, plugins
 from .algorithms import canonical_names, setting_of
-from .config import CHOICES, GROUPS, ExperimentConfig, Setting
+from .config import CHOICES, GROUPS, ExperimentConfig, Setting, flag_of, form_of
 from .flag_groups import Group
 from .parsing import FlagValues, last_of_each, parse_words, value_of
 from .start import called
@@ -24,7 +24,7 @@ SIMULATED, SCORED = keyword_defaults(pfl.simulate), keyword_defaults(pfl.score_n
 
 
 def _define_options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
-    """Define flags for the options of a group that are written as one word.
+    """Define flags for the options of a group, those that words can give.
 
     Args:
       declared_in: the group.
@@ -32,15 +32,16 @@ def _define_options(group: Group, declared_in: type, prefix: str = "", **default
       **defaults: instead of the library's.
     """
     for option in pfl.options.declared(declared_in).values():
-        name = prefix + option.name
+        name, form = prefix + flag_of(option), form_of(option)
         default = defaults.get(option.name, option.default)
         meaning = re.split("[,;] or in Python", option.text())[0]
-        if name in PAIRS:
-            group.pairs(name.removesuffix("s"), f"an option of {PAIRS[name]}")
-        elif name in LISTS:
-            group.names(name, [], LISTS[name])
-        elif name in SPELLED:
+        meaning = meaning.replace("initial_model", "--init_from")
+        if name in SPELLED:
             SPELLED[name](group)
+        elif form == "pairs":
+            group.pairs(name, _in_words(meaning, "="))
+        elif form in ("rounds", "list"):
+            group.names(name, [], _in_words(meaning, ":"))
         elif name in CHOICES:
             group.text(name, default, option.text(CHOICES[name]))
         elif option.kind is bool:
@@ -53,40 +54,17 @@ def _define_options(group: Group, declared_in: type, prefix: str = "", **default
             group.text(name, default, meaning)
 
 
-# Options with another form as flags: those given as NAME=VALUE, lists, and others.
-PAIRS = {
-    "model_options": "the network, such as hidden=128",
-    "optimizer_options": "the optimizer, such as b1=0.8",
-    "lr_schedule_options": "the learning rate's schedule, such as final=0.1",
-    "attack_options": "the attack, such as factor=10",
-    "aggregator_options": "the robust rule, such as f=4",
-    "compress_options": "the compressor, such as rate=0.01",
-    "secure_options": "secure aggregation's numbers, such as levels=1024",
-}
-LISTS = {
-    "stragglers": "stragglers and their delays in rounds, such as 0:1,3:2",
-    "arrivals": "clients that arrive later and their first rounds, such as 8:20,9:20",
-    "departures": "clients that leave and their last rounds, such as 0:30",
-    "drift_rounds": "rounds that are the first of the next concept, such as 20,40",
-}
+def _in_words(meaning: str, equals: str) -> str:
+    """Return a meaning with values as flags have them, such as "b1=0.8" for {'b1': 0.8}."""
+    values = re.search(r"[{[](.*)[]}]$", meaning)
+    if values is None:
+        return meaning
+    words = values[1].replace("'", "").replace(": ", equals).replace(", ", ",")
+    return meaning[: values.start()] + words
+
+
+# Options with flags of their own.
 SPELLED: dict[str, Callable[[Group], None]] = {
-    "attackers": lambda group: group.text(
-        "attackers", None, "Byzantine clients: ids such as 3,7, or a share such as 20%"
-    ),
-    "metrics": lambda group: group.names(
-        "metrics", [], f"metrics beside the task's main metric: {metric_names()}, or your own"
-    ),
-    "initial_model": lambda group: group.text(
-        "init_from",
-        None,
-        "NPZ or safetensors file with values that models begin with, matched by leaves' paths",
-    ),
-    "names": lambda group: group.pairs(
-        "init_name", "the network's layer for one of --init_from, such as conv1=conv_0"
-    ),
-    "partial": lambda group: group.switch(
-        "init_partial", False, "take what fits of --init_from and draw the other leaves"
-    ),
     "extra_loss": lambda group: group.number(
         "wdr_weight",
         0.0,
@@ -221,14 +199,6 @@ def _run(group: Group) -> None:
     )
 
 
-def metric_names() -> str:
-    """Return all metrics, by task."""
-    messages = []
-    for name, task in pfl.models.OBJECTIVES.items():
-        messages.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
-    return "; ".join(messages)
-
-
 def distributed(values: flags.FlagValues) -> None:
     """Define the flag of a run in several processes."""
     meaning = (
@@ -296,9 +266,9 @@ def parse(
         word = value_of(values, name) if name in values else None
         if isinstance(word, str):
             values[name].value = name_matching.canonical_name(word, valid, others)
-    data_flags.replace_partition(values, typed)
+    data_flags.replace_partition(values, typed.keys())
     data_flags.resolve_dataset(values)
-    data_flags.use_own_partition(values, typed)
+    data_flags.use_own_partition(values, typed.keys())
     group_of = {
         flag.name: group
         for group, members in values.flags_by_module_dict().items()
@@ -348,6 +318,31 @@ def flag_words(name: str, value: Any) -> list[str]:
     return [] if value is None else [f"--{name}={text}"]
 
 
+def answered(
+    config: ExperimentConfig,
+    usage: str,
+    groups: Sequence[str],
+    define_more: Callable[[flags.FlagValues], None],
+    below: str = "",
+    catalogue: Callable[[], str] = console.catalogue,
+) -> bool:
+    """Print what --help or --list asks for; return whether one of them was given.
+
+    Args:
+      config: the flags.
+      usage, below: what --help prints before and after the flags.
+      groups: those whose flags it prints.
+      define_more: see `define`.
+      catalogue: returns what --list prints.
+    """
+    if config.help:
+        values = define(define_more)
+        print("\n".join([usage, *map(values.module_help, groups), *filter(None, [below])]))
+    elif config.list:
+        print(catalogue())
+    return bool(config.help or config.list)
+
+
 USAGE = f"""\
 Compare personalized federated learning algorithms and write the results.
 
@@ -357,9 +352,3 @@ Compare personalized federated learning algorithms and write the results.
 A later flag wins over an earlier one, also over those of a --preset or --flagfile. --list shows the
 algorithms, data sets, networks and presets, and each partition rule's options and their defaults.
 """
-
-
-def help_text() -> str:
-    """Return the text of --help."""
-    values = define(distributed)
-    return "\n".join([USAGE, *map(values.module_help, (*GROUPS, "flagfiles", "help"))])

@@ -5,7 +5,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,8 @@ def parse_words(
         values(own, known_only=positional is None)
         typed = {name: values[name].value for name in values if values[name].present}
         every = values.read_flags_from_files(list(argv[1:]), force_gnu=False)
-        _check_trust(typed, own, every)
+        if not typed.get("trust_flagfiles"):  # which only the command line itself may give
+            _check_no_code(own, every)
         values.unparse_flags()
         rest = values(list(argv), known_only=positional is None)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -184,15 +185,14 @@ def _without_files(argv: Sequence[str]) -> list[str]:
     return result
 
 
-def _check_trust(typed: Mapping[str, Any], own: Sequence[str], every: Sequence[str]) -> None:
+def _check_no_code(own: Sequence[str], every: Sequence[str]) -> None:
     """Raise `InputError` if a flagfile, perhaps a stranger's, has a flag that runs code.
 
     Args:
-      typed: flags of the command line itself; only there --trust_flagfiles counts.
       own, every: words of the command line without those of flagfiles, and with them.
     """
     foreign = [word for word in Counter(every) - Counter(own) if runs_code(word)]
-    if foreign and not typed.get("trust_flagfiles"):
+    if foreign:
         raise pfl.InputError(
             f"A --flagfile has {foreign[0]}, and the code of such a file would run: give the flag "
             "on the command line, or --trust_flagfiles there."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -263,24 +263,10 @@ class LocalTraining(Group):
         """The data augmentation, or None."""
         return AUGMENTATIONS[self.augment] if isinstance(self.augment, str) else self.augment
 
-    def checked(self) -> Self:
-        """Return the validated options with hashable values.
-
-        Raises:
-          InputError: see `validate`.
-        """
-        made = super().checked()
-        frozen = {
-            name: FrozenDict(sorted(value.items()))
-            for name in ("optimizer_options", "lr_schedule_options")
-            if (value := getattr(made, name)) is not None
-        }
-        return replace(made, **frozen)
-
     def fitted(
         self, data: FederatedData, plan: LeafPlan, params: Tree, dtype: str
     ) -> "LocalTraining":
-        """Return the options with numbers as arrays of the model's type.
+        """Return the options with numbers as arrays of the model's type, all hashable.
 
         Args:
           data: the clients' data.
@@ -296,7 +282,12 @@ class LocalTraining(Group):
             self.extra_loss.check(params, plan, data.num_classes)
         check_augmentation(self.augment, data)
         check_update("optimizer", self.make_optimizer(), params)
-        return jax.tree.map(lambda number: np.asarray(number, dtype), self)
+        frozen = {
+            name: FrozenDict(sorted(value.items()))
+            for name in ("optimizer_options", "lr_schedule_options")
+            if (value := getattr(self, name)) is not None
+        }
+        return jax.tree.map(lambda number: np.asarray(number, dtype), replace(self, **frozen))
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of `SETTABLE`, and non-default optimizers and schedules."""

@@ -38,9 +38,10 @@ def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
 
 def with_numbers(federation: Federation, values: Mapping[str, Any]) -> Federation:
     """Return the federation with those of the values that it has; they may be traced."""
-    paths = number_paths(federation)
-    known = ((paths[name], value) for name, value in values.items() if name in paths)
-    return reduce(lambda one, pair: _replaced(one, *pair), known, federation)
+    for name, path in number_paths(federation).items():
+        if name in values:
+            federation = _replaced(federation, path, values[name])
+    return federation
 
 
 def sentences(federation: Federation) -> list[str]:

@@ -131,7 +131,9 @@ class CompressionOptions(Group):
         None, "bits of the numbers that secure aggregation adds up, such as 32", low=1
     )
     secure_options: dict[str, Any] | None = option(
-        None, "options of these numbers: {'span': 8.0, 'levels': 4194304}", needs="secure_bits"
+        None,
+        "options of secure aggregation's numbers, such as {'levels': 1024}",
+        needs="secure_bits",
     )
 
     def notes(self) -> list[str]:
