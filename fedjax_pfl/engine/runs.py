@@ -297,11 +297,10 @@ def _variant(
     variant.check(federation)
     if facts is None and federation.privacy is not None:
         facts = round_facts(one_run(variant), federation)
-    numbers: dict[str, Any] = {name: getattr(federation.training, name) for name in RATES}
-    given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
-    numbers |= {name: checked_number(name, value) for name, value in given.items()}
-    own = None if federation.privacy is None else federation.privacy.epsilon
-    epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else own)
+    own = variant.hyperparameters()
+    numbers = {name: checked_number(name, v) for name, v in chosen.items() if name not in own}
+    stated = None if federation.privacy is None else federation.privacy.epsilon
+    epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else stated)
     if epsilon is not None:  # which stays as well: it identifies runs of any number of rounds
         numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant, facts)}
     rule = with_numbers(federation, numbers).aggregator
