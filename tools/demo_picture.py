@@ -36,7 +36,7 @@ def draw(runs: Sequence[Run]):
     drawn = []
     for k, run in enumerate(runs):  # the first styles have a colour each
         values = run.measure.scale * run.values().mean(axis=-1)
-        line = plots.band(left, run.eval_rounds, values, k)
+        line = plots.band(left, run.result.eval_rounds, values, k)
         drawn.append((values[:, -1].mean(), run.algorithm, line))
     plots.tidy(left, ylabel="accuracy, %")
     left.set_xlabel("round")
@@ -53,7 +53,7 @@ def draw(runs: Sequence[Run]):
     image = heat(right, weights, Normalize(0, float(weights.max())))
     square_clients(right, run)
     right.set(xlabel="client that sends", ylabel="client that receives")
-    right.set_title(f"{MIXED}: weights in round {int(run.matrix_rounds[0])}", fontsize=10)
+    right.set_title(f"{MIXED}: weights in round {int(run.result.matrix_rounds[0])}", fontsize=10)
     drawing.colorbar(image, right, "weight (white: 0)")
     return drawing.figure
 

@@ -86,10 +86,10 @@ def by_round(
             values = measure.best_so_far(values) if best_so_far else values
             # Two models may be the same: dashes show the line beneath.
             look = {"linestyle": plots.DASHES[style % len(plots.DASHES)]} if panel == "run" else {}
-            drawing.band(axes, run.eval_rounds, values, style, label, **look)
+            drawing.band(axes, run.result.eval_rounds, values, style, label, **look)
             last[label] = np.nanmean(values[:, -1])
             facts = {**of_run(run, names[run]), "panel": title, "model": model}
-            at = {"seed": run.seeds, "round": run.eval_rounds}
+            at = {"seed": run.seeds, "round": run.result.eval_rounds}
             drawing.add({measure.column: values}, at, **facts)
         axes.set_title(title, **SMALL)
     drawing.by_round(measure.axis)
@@ -221,8 +221,9 @@ def of_record(runs: Sequence[Run], *, record: str = "self_weight") -> Drawing:
     runs, drawing = with_record(runs, record), Drawing(5.8, 4.0)
     for run, name, style in with_styles(runs):
         values = mean_over_clients(run.records[record].astype(float))  # [S, T]
-        drawing.band(drawing.axes[0], run.record_rounds, values, style, name)
-        places = {"seed": run.seeds, "round": run.record_rounds}
+        rounds = np.arange(1, run.result.rounds + 1)
+        drawing.band(drawing.axes[0], rounds, values, style, name)
+        places = {"seed": run.seeds, "round": rounds}
         drawing.add({"value": values}, places, **of_run(run, name), record=record)
     drawing.by_round(record)
     drawing.legend()

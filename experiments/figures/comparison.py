@@ -29,7 +29,7 @@ def cost_curve(run: Run, cost: str) -> np.ndarray:
     Raises:
       InputError: a run of a version that did not count that cost.
     """
-    rounds, one = np.asarray(run.eval_rounds), np.ones((len(run.seeds), 1))
+    rounds, one = np.asarray(run.result.eval_rounds), np.ones((len(run.seeds), 1))
     if cost == "rounds":
         return one * rounds
     if cost == "seconds":
@@ -71,7 +71,7 @@ def by_cost(
         values, cost = curve(run, rows, model, split, average), cost_curve(run, x)
         # Seeds differ in traffic only where their cohorts do: the mean places the line.
         drawing.band(axes, cost.mean(axis=0), values, style, name)
-        places = {"seed": run.seeds, "round": run.eval_rounds}
+        places = {"seed": run.seeds, "round": run.result.eval_rounds}
         drawing.add({x: cost, measure.column: values}, places, **of_run(run, name))
     plots.tidy(axes, xlabel=COSTS[x], ylabel=measure.axis)
     drawing.legend()

@@ -166,7 +166,7 @@ def split_at_commas(text: str) -> list[str]:
 
 def require_rounds(runs: Sequence, name: str) -> None:
     """Raise `InputError` if no run has two scored rounds, which a curve needs."""
-    if all(len(run.eval_rounds) < 2 for run in runs):
+    if all(len(run.result.eval_rounds) < 2 for run in runs):
         raise InputError(
             f"{name} would be a picture of one point, as these runs scored one round: run with a "
             "smaller --eval_every or more --rounds, or draw accuracy/clients."

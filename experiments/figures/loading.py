@@ -50,13 +50,10 @@ def find(
         for match in map(Path, matches):
             if not match.is_dir():
                 raise InputError(f"No folder {match}: --runs takes folders of finished runs.")
-            below = [match.glob("/".join(["*"] * k) + "/summary.json" if k else "summary.json")
-                     for k in range(DEPTH)]  # fmt: skip
-            summaries = sorted(
-                (path for paths in below for path in paths
-                 if not path.parent.name.startswith(".")),  # half-written
-                key=natural,
-            )  # fmt: skip
+            below = ["*/" * k + SUMMARY for k in range(DEPTH)]
+            every = (path for pattern in below for path in match.glob(pattern))
+            whole = (path for path in every if not path.parent.name.startswith("."))
+            summaries = sorted(whole, key=natural)
             if not summaries:
                 raise InputError(
                     f"{match} is not a finished run: neither it nor a folder in it has a "

@@ -78,7 +78,7 @@ def recorded(runs: Sequence[Run], matrix: str, rounds: str, seed: int | None) ->
         s = 0 if seed is None else run.seeds.index(seed)
         for q in rounds_at(run, rounds):
             weights = run.matrix(matrix)[s, q].astype(float)
-            yield run, name, run.seeds[s], int(run.matrix_rounds[q]), weights
+            yield run, name, run.seeds[s], int(run.result.matrix_rounds[q]), weights
 
 
 def rounds_at(run: Run, words: str) -> list[int]:
@@ -87,7 +87,7 @@ def rounds_at(run: Run, words: str) -> list[int]:
     Raises:
       InputError: a round that was not recorded.
     """
-    rounds = run.matrix_rounds.tolist()
+    rounds = run.result.matrix_rounds.tolist()
     ends = {"first": rounds[0], "last": rounds[-1]}
     chosen = []
     for word in words.split(",") if words else map(str, rounds):
@@ -118,8 +118,8 @@ def block_rows(run: Run, count: int, words: str) -> list[int]:
 def square_clients(axes: Axes, run: Run) -> None:
     """Draw square cells of a matrix, ticks of the clients, and lines between groups."""
     axes.set_aspect("equal")
-    client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
-    client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
+    client_ticks(axes.xaxis, run.num_clients, 8, run.result.client_names)
+    client_ticks(axes.yaxis, run.num_clients, 8, run.result.client_names)
     for border in group_borders(run):
         axes.axhline(border, color="0.45", linewidth=0.6)
         axes.axvline(border, color="0.45", linewidth=0.6)

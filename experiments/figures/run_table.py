@@ -154,8 +154,8 @@ def _differing_facts(runs, rows, scores) -> list[dict]:
     """Return each row's facts in which rows differ: seeds, clients, data, rounds."""
 
     def rounds(run):
-        every = int(np.diff(run.eval_rounds, prepend=0).max())
-        return f"{run.eval_rounds[-1]}" + ("" if every == 1 else f", scored every {every}")
+        every = int(np.diff(run.result.eval_rounds, prepend=0).max())
+        return f"{run.result.eval_rounds[-1]}" + ("" if every == 1 else f", scored every {every}")
 
     facts = [  # each as it is compared, and as it is shown
         {
@@ -219,19 +219,13 @@ def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
     sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
     flops = run.flops()
     computed = None if flops is None else flops.sum(axis=-1) / 1e9  # [S, T]
-    reach: dict[str, list[float]] = {"rounds": [], "megabytes": [], "gflop": []}
+    reached: list[tuple[int, int]] = []  # (index of a seed, its first round at the target)
     if target is not None:
-        curves = curve(run, chosen, *which)
-        for s, line in enumerate(curves):
-            close = 1e-4 if measure.fraction else 1e-6 * abs(target)  # scores are float32
-            hit = np.flatnonzero(measure.toward(line) >= measure.toward(target) - close)
-            if len(hit):
-                rounds = int(run.eval_rounds[hit[0]])
-                reach["rounds"].append(rounds)
-                reach["megabytes"].append(sent[s, :rounds].sum())
-                if computed is not None:
-                    reach["gflop"].append(computed[s, :rounds].sum())
-    rounds_to = _mean(reach["rounds"])
+        close = 1e-4 if measure.fraction else 1e-6 * abs(target)  # scores are float32
+        hits = measure.toward(curve(run, chosen, *which)) >= measure.toward(target) - close
+        first = run.result.eval_rounds[hits.argmax(axis=1)].tolist()
+        reached = [(s, first[s]) for s in np.flatnonzero(hits.any(axis=1)).tolist()]
+    rounds_to = _mean([rounds for _, rounds in reached])
     pace = run.result.seconds_per_round
     row = {
         "scores": scores,
@@ -243,10 +237,12 @@ def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
         "megabytes": float(sent.sum(axis=1).mean()),
         "gflop": None if computed is None else float(computed.sum(axis=1).mean()),
         "rounds_to": rounds_to,
-        "megabytes_to": _mean(reach["megabytes"]),
-        "gflop_to": _mean(reach["gflop"]),
+        "megabytes_to": _mean([sent[s, :rounds].sum() for s, rounds in reached]),
+        "gflop_to": None
+        if computed is None
+        else _mean([computed[s, :rounds].sum() for s, rounds in reached]),
         "seconds_to": None if rounds_to is None else rounds_to * pace,
-        "reached": None if target is None else f"{len(reach['rounds'])}/{len(values)}",
+        "reached": None if target is None else f"{len(reached)}/{len(values)}",
     }
     return {key: value for key, value in row.items() if value is not None}
 

@@ -85,11 +85,6 @@ class Run:
         return self.result.num_clients
 
     @property
-    def client_names(self) -> list[str]:
-        """N names of clients that have any, such as hospitals; else []."""
-        return list(self.result.client_names)
-
-    @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences on the run for the notes below a table."""
         return tuple(row_remarks(self.result))
@@ -118,16 +113,6 @@ class Run:
         own = {f"{self.algorithm}.{name}": value for name, value in self.hyperparameters.items()}
         known = {name: self.config.get(name) for name in (REVISION, CODE)}
         return {ALGORITHM: self.algorithm} | known | self.hyperparameters | self.flags | own
-
-    @property
-    def eval_rounds(self) -> np.ndarray:
-        """int [E]: rounds after which models were scored."""
-        return self.result.eval_rounds
-
-    @property
-    def record_rounds(self) -> np.ndarray:
-        """int [T]: 1..T."""
-        return np.arange(1, self.result.rounds + 1)
 
     def scored(self, split: str = "test") -> list[str]:
         """Return names of the models that were scored."""
@@ -173,11 +158,6 @@ class Run:
         value = self.result.matrices[name][:, 0]
         value = value[:, :, None] if value.ndim == 4 else value
         return np.broadcast_to(value, (*value.shape[:3], value.shape[-1], value.shape[-1]))
-
-    @property
-    def matrix_rounds(self) -> np.ndarray:
-        """int [Q]: rounds whose matrices were recorded."""
-        return self.result.matrix_rounds
 
     def blocks(self, count: int) -> list[str]:
         """Return names of the G groups of layers of a matrix."""

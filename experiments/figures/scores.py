@@ -135,7 +135,7 @@ def curve(
     if over == "next_participants":
         took_part = run.records["participated"].astype(bool)  # [S, T, N]
         coming = np.concatenate([took_part[:, 1:], np.zeros_like(took_part[:, :1])], axis=1)
-        known &= coming[:, run.eval_rounds - 1][:, :, rows]
+        known &= coming[:, run.result.eval_rounds - 1][:, :, rows]
     weights = known * (run.result.test_sizes[rows] if average == "samples" else 1.0)
     total = weights.sum(axis=-1)
     mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)

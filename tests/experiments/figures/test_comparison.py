@@ -35,7 +35,8 @@ def test_megabytes_are_those_of_both_ways_so_far(found):
 
 def test_megabytes_are_summed_over_clients_and_unscored_rounds():
     sent = {"up": np.full((1, 3, 2), 5e5), "down": np.full((1, 3, 2), 1e6)}
-    run = SimpleNamespace(eval_rounds=[1, 3], seeds=[0], traffic=sent.get)
+    result = SimpleNamespace(eval_rounds=[1, 3])
+    run = SimpleNamespace(result=result, seeds=[0], traffic=sent.get)
     np.testing.assert_allclose(comparison.cost_curve(run, "megabytes"), [[3, 9]])
 
 

@@ -1,6 +1,7 @@
 """The command, and the table of figures in the documentation."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +122,8 @@ def test_title_size_and_labels(finished, tmp_path, capsys, monkeypatch):
 
 
 def test_a_picture_of_one_point_is_refused(finished, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Run, "eval_rounds", np.array([3]))
+    last = property(lambda run: replace(pfl.Result.load(run.folder), eval_rounds=np.array([3])))
+    monkeypatch.setattr(Run, "result", last)
     for figure in ("accuracy/rounds", "accuracy/cost"):
         assert call(figure, f"--runs={finished / 'main'}", f"--output={tmp_path / 'a.png'}") == 2
         assert f"{figure} would be a picture of one point" in capsys.readouterr().err

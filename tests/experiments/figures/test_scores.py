@@ -17,8 +17,8 @@ SIZES = np.array([1, 3, 4])
 def a_run():
     return SimpleNamespace(
         records={"participated": TOOK_PART},
-        result=SimpleNamespace(test_sizes=SIZES),
-        values=lambda model, split: ACCURACY, measure=MEASURE, eval_rounds=np.array([1, 3, 4]),
+        result=SimpleNamespace(test_sizes=SIZES, eval_rounds=np.array([1, 3, 4])),
+        values=lambda model, split: ACCURACY, measure=MEASURE,
     )  # fmt: skip
 
 
