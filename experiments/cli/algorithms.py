@@ -113,12 +113,14 @@ def canonical_names(
     others = pfl.core.ALGORITHMS.keys() - chosen
     replaced = {name for name in given if name.rpartition(".")[2] in OWN}
     replaced |= {name.replace("local_epochs", "local_steps") for name in replaced}
-    words = [
-        word
-        for word in words
-        if word in typed or not (_algorithm_of(word) in others or _names_of(word) & replaced)
-    ]
-    return chosen, last_of_each([setting_of(word) for word in words])
+    kept = []
+    for word in words:
+        ours = setting_of(word)
+        name = ours.partition("=")[0].strip()
+        algorithm, _, key = name.rpartition(".")
+        if word in typed or not (algorithm in others or {name, key} & replaced):
+            kept.append(ours)
+    return chosen, last_of_each(kept)
 
 
 def setting_of(word: str) -> str:
@@ -126,17 +128,6 @@ def setting_of(word: str) -> str:
     target, equals, value = word.partition("=")
     name, dot, key = target.rpartition(".")
     return f"{_ours(name.strip())}{dot}{key}{equals}{value}" if dot else word
-
-
-def _names_of(word: str) -> set[str]:
-    """Return the names of a word's setting, with and without its algorithm's."""
-    name = setting_of(word).partition("=")[0].strip()
-    return {name, name.rpartition(".")[2]}
-
-
-def _algorithm_of(word: str) -> str:
-    """Return the canonical name of the algorithm of a word such as "feddwa.top_k=5"."""
-    return setting_of(word).partition("=")[0].rpartition(".")[0].strip()
 
 
 def _ours(name: str) -> str:

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import fedjax_pfl as pfl
@@ -121,13 +120,13 @@ def plan(request: Request, column: Column) -> tuple[ColumnRuns, list[Cell]]:
 
     complete = request.scale == "full"
     is_asked = not request.columns or column.name in request.columns
-    section, cells = own(request, column)
+    section, cells = on_data(request, column)
     todo = missing(cells)
     problem, note = datasets.check_data(todo[0].config, complete) if todo else (None, None)
     section = replace(section, problem=problem, note=section.note or note)
     if problem:
         for instead in request.substitutes(column, todo[0].config.dataset)[:1]:
-            section, cells = other(request, column, instead)
+            section, cells = on_data(request, column, instead)
             todo = missing(cells)
             absent, _ = datasets.check_data(todo[0].config, complete) if todo else (None, None)
             if absent and is_asked:
@@ -150,47 +149,36 @@ def _check(request: Request, cell: Cell) -> None:
         )
 
 
-def own(request: Request, column: Column) -> tuple[ColumnRuns, list[Cell]]:
-    """Return a column on its own data set, or on the one that the command names."""
-    cells = list(request.cells(column))
-    section = _section(request, column, cells)
-    names = {cell.config.dataset for cell in cells[:1]}
-    papers = {cell.config.dataset for cell in islice(replace(request, more=()).cells(column), 1)}
-    for name in names - papers:
-        section = on_other_data(section, name)
-    return section, cells
+def on_data(
+    request: Request, column: Column, other: str | None = None
+) -> tuple[ColumnRuns, list[Cell]]:
+    """Return (the section of a column, with its saved cells if the command has any, its runs).
 
-
-def other(request: Request, column: Column, name: str) -> tuple[ColumnRuns, list[Cell]]:
-    """Return a column on the substitute data set, or on blank samples."""
-    cells = list(request.cells(column, name))
-    section = _section(request, column, cells)
-    if name.startswith(datasets.BLANK):
+    Args:
+      other: a substitute data set, or blank samples; by default the column's own data set, or the
+        one that the command names.
+    """
+    cells, table = list(request.cells(column, other)), request.table
+    folders = {cell.row: cell.folder / table.line(cell.row).algorithm for cell in cells}
+    section = ColumnRuns(column, folders)
+    if request.saved is not None:
+        score = [table.score, column.average or table.average, table.over, column.quantity]
+        score += [column.times]
+        runs = {}
+        for cell in cells:
+            line = table.line(cell.row)
+            if cell.has_data():
+                facts = [cell.inputs().identity, *score, line.model or column.model, line.client]
+                runs[cell.row] = digest(facts)
+        section = replace(section, runs=runs)
+        section = replace(section, saved=saved_cells.current(saved_cells.load(request), section))
+    if other is None:
+        papers = replace(request, more=()).cells(column)
+        names = [cell.config.dataset for cell in next(zip(cells, papers, strict=False), ())]
+        other = names[0] if len(set(names)) > 1 else ""
+    if other and other.startswith(datasets.BLANK):
         return replace(section, note=datasets.NOTE), cells
-    return on_other_data(section, name), cells
-
-
-def _section(request: Request, column: Column, cells: Sequence[Cell]) -> ColumnRuns:
-    """Return a column with its runs, and with its saved cells if the command has any."""
-    algorithms = {line.name: line.algorithm for line in request.table.row}
-    section = ColumnRuns(column, {cell.row: cell.folder / algorithms[cell.row] for cell in cells})
-    if request.saved is None:
-        return section
-    table = request.table
-    score = [table.score, column.average or table.average, table.over, column.quantity]
-    score += [column.times]
-    runs = {}
-    for cell in cells:
-        line = table.line(cell.row)
-        if cell.has_data():
-            facts = [cell.inputs().identity, *score, line.model or column.model, line.client]
-            runs[cell.row] = digest(facts)
-    section = replace(section, runs=runs)
-    facts = saved_cells.load(request)
-    return replace(section, saved=saved_cells.current(facts, section))
-
-
-def on_other_data(section: ColumnRuns, name: str) -> ColumnRuns:
-    """Return the column's section on another data set than the paper's."""
-    note = f"on {name} instead of the paper's data set"
-    return replace(section, note=note, other_data=not section.column.measure.anywhere)
+    if other:
+        note = f"on {other} instead of the paper's data set"
+        section = replace(section, note=note, other_data=not column.measure.anywhere)
+    return section, cells

@@ -26,7 +26,7 @@ def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
         (("--dataset=digits",), cifar, True),
     ):
         asked = planning.Request(table, "small", more, tmp_path / "out")
-        section, _ = planning.own(asked, column)
+        section, _ = planning.on_data(asked, column)
         assert section.other_data == elsewhere
         assert ("on digits instead of the paper's data set" in section.title) == elsewhere
     section, _ = planning.plan(replace(asked, rows=("local",)), cifar)
