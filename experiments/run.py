@@ -148,7 +148,7 @@ def load(config: ExperimentConfig, name: str, output: Path) -> pfl.Result:
     return algorithm_folders.load_result(output / name, name, config.seeds, config.rounds)
 
 
-def track(made: Inputs | Experiment, results: dict[str, pfl.Result], output: Path) -> None:
+def track(made: Inputs, results: dict[str, pfl.Result], output: Path) -> None:
     """Send finished algorithms' missing measurements to the trackers."""
     for name, result in results.items():
         tracking.finish(made.config, output, name, made.identity, result)

@@ -49,18 +49,13 @@ class Folder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Inputs):
     """A checked run before anything is compiled or written.
 
     Attributes:
       folder: where it is written.
-      identity: see `Inputs`.
     """
 
-    config: ExperimentConfig
-    dataset: pfl.Dataset
-    partition: pfl.Partition
-    identity: dict[str, Any]
     folder: Folder
     federation: pfl.Federation
     new_clients: NewClients | None = None
@@ -136,13 +131,12 @@ def prepare(
     federation, new_clients = split_new_clients(config, federation)
     if processes.is_distributed():  # each keeps its own clients' samples
         federation = pfl.engine.distribute(federation)
-        dataset = dataset.without_samples()
+        inputs = replace(inputs, dataset=dataset.without_samples())
         if new_clients is not None:
             spread = pfl.engine.distribute(new_clients.federation)
             new_clients = replace(new_clients, federation=spread)
-    experiment = Experiment(
-        config, dataset, partition, inputs.identity, folder, federation, new_clients
-    )
+    made = {"folder": folder, "federation": federation, "new_clients": new_clients}
+    experiment = Experiment(**vars(inputs), **made)
     for name in config.instances:
         try:
             simulation = experiment.simulation(name, adapt=config.adaptation)
