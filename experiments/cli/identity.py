@@ -116,12 +116,6 @@ def revision(algorithm: pfl.Algorithm | type[pfl.Algorithm]) -> str:
     return f"{ENGINE_REVISION}.{algorithm.revision}"
 
 
-def of_algorithm(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the entries without those of other algorithms."""
-    own = f"{name}."
-    return {key: value for key, value in entries.items() if "." not in key or key.startswith(own)}
-
-
 def merged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the entries of several programs; where they differ, as "NAME of PROGRAM"."""
     entries: dict[str, Any] = {}

@@ -6,7 +6,6 @@ changed revision, or a changed file of the user's, gives other numbers: it is an
 
 import hashlib
 import importlib.metadata
-import json
 import platform
 import subprocess
 import sys
@@ -19,12 +18,10 @@ import jax
 
 import fedjax_pfl as pfl
 
-from ..outputs import run_files
 from . import identity, plugins
 from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
-UNHASHED = ("algorithms", "save_models")  # they don't change an algorithm's numbers
 MADE_WITH = "made_with"  # of the record: the package and JAX, an entry for each that worked on it
 FOLDERS = (Path(__file__).parents[1], Path(pfl.__file__).parent)
 
@@ -86,17 +83,9 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) -> dict[str, Any]:
     """Return the content of an algorithm's `config.json`.
 
-    `config_hash` is the SHA-256 of everything that determines the numbers: the algorithm and its
-    hyperparameters, the content of the data set and of the partition, the execution, and all flags
-    except places. `training` holds the algorithm's own options of local training, which replace
-    the flags of these names.
+    `training` holds the algorithm's own options of local training, which replace the flags of these
+    names.
     """
-    algorithm = {"algorithm": result.algorithm, "hyperparameters": result.hyperparameters}
-    entries = identity.of_algorithm(experiment.identity, result.algorithm)
-    hashed = {name: value for name, value in entries.items() if name not in UNHASHED}
-    hashes = {name: facts["summary"][name] for name in ("dataset_hash", "partition_hash")}
-    core = {**algorithm, **hashes, "execution": facts["execution"], "flags": hashed}
-    text = json.dumps(run_files.plain(core), sort_keys=True)
     config = {name: value for name, value in facts.items() if name != "summary"}
     config["model"] = {  # as the algorithm trained it, perhaps with a personal head
         **config["model"],
@@ -105,11 +94,11 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
         "shared": dict(zip(result.blocks, result.block_sizes.tolist(), strict=True)),
     }
     return {
-        **algorithm,
+        "algorithm": result.algorithm,
+        "hyperparameters": result.hyperparameters,
         "revision": identity.revision(pfl.core.ALGORITHMS[result.algorithm]),
         "code": plugins.digests(experiment.config.import_file, result.algorithm),
         "training": experiment.config.training_of[result.algorithm],
-        "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,
         **config,
     }

@@ -50,10 +50,6 @@ def test_output_names_own_training(finished):
     )
     assert config["training"] == {"batch_size": 4, "learning_rate": 0.5}
     assert other["training"] == {}
-    plain = read_json(finished["plain"] / "local" / "config.json")
-    assert config["config_hash"] != plain["config_hash"]
-    plain = read_json(finished["plain"] / "fedavg" / "config.json")
-    assert other["config_hash"] == plain["config_hash"]
     summary = read_json(finished["own"] / "local" / "summary.json")
     assert summary["training"]["learning_rate"] == 0.5 and summary["training"]["batch_size"] == 4
     text = "trained with its own batch size 4, learning rate 0.5"

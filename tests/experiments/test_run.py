@@ -64,7 +64,7 @@ def test_summary(finished):
 
 
 def test_config(finished):
-    config, other = (read_json(finished / name / "config.json") for name in ("feddwa", "fedavg"))
+    config = read_json(finished / "feddwa" / "config.json")
     assert config["hyperparameters"]["top_k"] == 3
     assert config["seeds"] == [7, 8]
     assert config["dataset"]["input_scaling"] == "digits"
@@ -74,7 +74,6 @@ def test_config(finished):
     assert config["execution"]["clients"] in ("map", "vmap")
     assert {"python", "jax", "flax", "optax", "numpy", "fedjax_pfl"} <= set(config["versions"])
     assert config["flags"]["training"]["learning_rate"] == 0.1
-    assert len(config["config_hash"]) == 64 and config["config_hash"] != other["config_hash"]
 
 
 def test_metrics(finished):
