@@ -27,10 +27,9 @@ Results have the same bits as with all state on the device where clients run one
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.engine import host_reads, state_store
@@ -44,7 +43,7 @@ from fedjax_pfl.engine.compiled import (
     scores,
 )
 from fedjax_pfl.engine.host_states import HostStates
-from fedjax_pfl.engine.host_transfers import Transfers, merged
+from fedjax_pfl.engine.host_transfers import RoundInput, Transfers
 from fedjax_pfl.engine.memory import Memory, nbytes, physical
 from fedjax_pfl.engine.program import Call, Lowered, Program
 from fedjax_pfl.engine.runs import over_runs
@@ -57,18 +56,10 @@ from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import process_local
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.structs import Broadcast, by_field
+from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Device, Stack, State, Tree
 
 ONE_ROUND = {"capacity": 1, "adapt": None, "scored": ()}  # static arguments of its program
-
-
-class _RoundInput(NamedTuple):
-    """Input of a round: its clients [R, M], their rows, and the federation with samples."""
-
-    clients: np.ndarray
-    rows: list[Any]
-    federation: Federation
 
 
 @dataclass(frozen=True)
@@ -107,16 +98,8 @@ class HostProgram(Program):
 
     @cached_property
     def layout(self) -> Layout:
-        def hosted(value: Tree, axes: int) -> Tree:
-            def one(leaf):
-                row = leaf.size // max(self.num_runs * self.federation.num_clients, 1)
-                known = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-                return axes == 1 and known and row * leaf.dtype.itemsize > self.small
-
-            return jax.tree.map(one, value)
-
-        flags = by_field(hosted, self.shapes)
-        return Layout(jax.tree.structure(self.shapes), tuple(jax.tree.leaves(flags)))
+        rows = max(self.num_runs * self.federation.num_clients, 1)
+        return Layout.of(self.shapes, rows, self.small)
 
     @cached_property
     def transfers(self) -> Transfers:
@@ -281,7 +264,7 @@ class HostProgram(Program):
         )
         return Chunk(states, buffers, whole[0][1])
 
-    def _round(self, states: HostStates, cohort: _RoundInput, t: int, length: int) -> Chunk:
+    def _round(self, states: HostStates, cohort: RoundInput, t: int, length: int) -> Chunk:
         """Start at most one round, of a cohort whose rows are donated."""
         clients, number = cohort.clients.shape[1], states.store.number
         rows = self._partial(states.device, cohort.rows, clients, number)
@@ -292,28 +275,10 @@ class HostProgram(Program):
         """Return the clients of each run's cohort, int32 [R, M]."""
         return np.asarray(readable(cohort_rows(self.runs, self.transfers.shell, np.int32(t))))
 
-    def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _RoundInput:
-        """Start moving a round's input to the devices.
-
-        Args:
-          waiting: (clients [R, M], rows [R, M, ...]) that a round has made and the store does not
-            have yet.
-        """
-        skip = at = None
-        if waiting is not None:
-            same = clients[:, :, None] == waiting[0][:, None, :]
-            skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
-        rows = store.read(clients, skip)
-        if is_distributed():  # no overlapping collectives
-            jax.block_until_ready(() if waiting is None else waiting[1])
-        rows = self.transfers.rows(rows)
-        if waiting is not None:
-            rows = merged(rows, waiting[1], at, mesh=self.transfers.mesh)
-        if is_distributed():
-            jax.block_until_ready(rows)
-        return _RoundInput(
-            clients, rows, self.transfers.samples(clients, self.splits.rounds, self.members)
-        )
+    def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> RoundInput:
+        """Start moving a round's input to the devices; see `Transfers.round_input`."""
+        splits, members = self.splits.rounds, self.members
+        return self.transfers.round_input(store, clients, waiting, splits, members)
 
     # Models and scores, by blocks of clients.
 

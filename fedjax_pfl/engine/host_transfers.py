@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined
 from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of, place, rows_of
 from fedjax_pfl.execution.processes import is_distributed
@@ -15,6 +17,14 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.federation.process_local_data import on_all_devices
 from fedjax_pfl.utils.typing import Tree
+
+
+class RoundInput(NamedTuple):
+    """Input of a round: its clients [R, M], their rows, and the federation with samples."""
+
+    clients: np.ndarray
+    rows: list[Any]
+    federation: Federation
 
 
 class Transfers:
@@ -57,6 +67,30 @@ class Transfers:
         both = on_all_devices(data, self.data.own)
         data = replace(others, samples=both.samples, labels=both.labels)
         return replace(self.shell, data=jax.block_until_ready(data))
+
+    def round_input(
+        self, store: HostStore, clients: np.ndarray, waiting: Any, splits: tuple, most: int
+    ) -> RoundInput:
+        """Start moving a round's input to the devices.
+
+        Args:
+          waiting: (clients [R, M], rows [R, M, ...]) that a round has made and the store does not
+            have yet; or None.
+          splits, most: names of splits with samples that the round reads, of so many clients.
+        """
+        skip = at = None
+        if waiting is not None:
+            same = clients[:, :, None] == waiting[0][:, None, :]
+            skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
+        rows = store.read(clients, skip)
+        if is_distributed():  # no overlapping collectives
+            jax.block_until_ready(() if waiting is None else waiting[1])
+        rows = self.rows(rows)
+        if waiting is not None:
+            rows = merged(rows, waiting[1], at, mesh=self.mesh)
+        if is_distributed():
+            jax.block_until_ready(rows)
+        return RoundInput(clients, rows, self.samples(clients, splits, most))
 
 
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))

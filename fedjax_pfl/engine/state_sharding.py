@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.engine.state_store import Address
@@ -32,6 +33,24 @@ class Layout(NamedTuple):
 
     tree: Any
     hosted: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, shapes: State, rows: int, small: int) -> "Layout":
+        """Return the layout for states of so many rows, of which `small` bytes stay on the device.
+
+        Args:
+          shapes: of the states, without padding.
+          rows: runs times clients.
+        """
+
+        def hosted(value: Tree, axes: int) -> Tree:
+            def one(leaf):
+                known = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+                return axes == 1 and known and leaf.size // rows * leaf.dtype.itemsize > small
+
+            return jax.tree.map(one, value)
+
+        return cls(jax.tree.structure(shapes), tuple(jax.tree.leaves(by_field(hosted, shapes))))
 
     def joined(self, device: Sequence[Any], rows: Sequence[Any]) -> State:
         """Return the state of the leaves on the device and of those in the store, in order."""
