@@ -24,7 +24,7 @@ Results have the same bits as with all state on the device where clients run one
 (`client_execution="map"`), and their checkpoints can be continued either way.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -45,7 +45,7 @@ from fedjax_pfl.engine.compiled import (
 from fedjax_pfl.engine.host_states import HostStates
 from fedjax_pfl.engine.host_transfers import RoundInput, Transfers
 from fedjax_pfl.engine.memory import Memory, nbytes, physical
-from fedjax_pfl.engine.program import Call, Lowered, Program
+from fedjax_pfl.engine.program import Call, Program
 from fedjax_pfl.engine.runs import over_runs
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import Address, HostStore
@@ -55,9 +55,8 @@ from fedjax_pfl.execution.processes import count, is_distributed, lost_process_e
 from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import process_local
-from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Device, Stack, State, Tree
+from fedjax_pfl.utils.typing import Stack, State, Tree
 
 ONE_ROUND = {"capacity": 1, "adapt": None, "scored": ()}  # static arguments of its program
 
@@ -180,16 +179,6 @@ class HostProgram(Program):
         rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
         return self._partial(device, rows, clients)
 
-    def lowered(self, devices: Sequence[Device]) -> Lowered:
-        """Refuse to lower programs of which no plan counts what moves between them.
-
-        Raises:
-          InputError: always.
-        """
-        raise InputError(
-            "A plan does not count what moves between host memory and the devices: take "
-            "client_state='device'."
-        )
 
     @cached_property
     def unscored(self) -> dict[str, np.ndarray]:

@@ -144,6 +144,11 @@ class Simulation:
         federation = replace(federation, execution=assign_lanes(alike, federation.steps()))
         with described_devices(devices):
             program = resident(self._program(rounds, chunk, federation))
+        if isinstance(program, HostProgram):
+            raise InputError(
+                "A plan does not count what moves between host memory and the devices: take "
+                "client_state='device'."
+            )
         return program.lowered(devices)
 
     @short_locations()

@@ -176,10 +176,9 @@ def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, opt
 
 
 def test_no_plan_is_made_of_what_moves():
-    program = arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
-    assert program.reads == "others"
+    simulation = pfl.Simulation(pfl.make_algorithm("ditto"), federation("host"))
     with pytest.raises(pfl.InputError, match="A plan does not count what moves"):
-        program.lowered(jax.devices()[:1])
+        simulation.lower(jax.devices()[:1])
 
 
 def test_processes_do_not_read_others_rows(monkeypatch):
