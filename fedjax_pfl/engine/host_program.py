@@ -7,14 +7,15 @@ Under sampling a round needs only the rows of its cohort, M of N.
   pairs of clients. Of a stack made by `ctx.replicate` it holds one row until others are written.
 - Cohorts depend only on the seed and the round, so the host knows the next one. While a round runs,
   the host reads the next cohort's rows and samples; rows of clients that are in both cohorts come
-  from the running round (`_merged`). It writes a round's rows while the next round runs.
+  from the running round (`host_transfers.merged`). It writes a round's rows while the next one
+  runs.
 - Rounds and models are those of `compiled`, with rows [M, ...] in place of stacks [N, ...]
   (`state_sharding.PartialStates`). An algorithm sees them as `trees.PartialLeaf`, for which
   `cohort.gather` and `scatter` work. Whose rows a round needs is found by tracing it: if it
   compares with other clients' models, these are read block by block during the round
   (`aggregation.streamed`, `state_store.Reader`); if it trains or changes all clients, it is
   refused.
-- Samples are on the host too and move with the rows (`HostData`).
+- Samples are on the host too and move with the rows (`host_transfers`).
 - Each process keeps the rows and samples (`process_local_data`) of its own clients. The rows of a
   cohort are combined on the devices (`execution.host_rows`) and returned to every process, which
   writes its own.
@@ -178,7 +179,6 @@ class HostProgram(Program):
         device, rows = self.layout.parted(self.shapes)
         rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
         return self._partial(device, rows, clients)
-
 
     @cached_property
     def unscored(self) -> dict[str, np.ndarray]:
