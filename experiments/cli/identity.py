@@ -100,7 +100,7 @@ def content(
             "batch_norm": config.batch_norm or algorithm.batch_norm,
             "share": config.share or algorithm.sharing(),
         }
-        values |= {**algorithm.hyperparameters(), **config.training_of[name]}
+        values |= {**vars(algorithm), **config.training_of[name]}
         entries |= {f"{name}.{key}": _without_addresses(value) for key, value in values.items()}
     return entries
 

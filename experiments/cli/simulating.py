@@ -102,7 +102,7 @@ def simulate(
     """
     config = experiment.config
     algorithm = config.instances[name]
-    facts = experiment.identity | algorithm.hyperparameters()
+    facts = experiment.identity | vars(algorithm)
     streams = tracking.Tracking(config, experiment.output, place, facts, settings, seeds)
 
     def follow(chunk: pfl.Progress) -> None:

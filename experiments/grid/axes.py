@@ -59,7 +59,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
     if not dot:
         known = flags.parse(["sweep"]).by_group()
         allowed = [n for g in ("data", "rule", "training", "uploads") for n in known[g]]
-        owners = [m for m, one in algorithms.items() if name in one.hyperparameters()]
+        owners = [m for m, one in algorithms.items() if name in vars(one)]
         if name not in allowed and owners:
             raise pfl.InputError(
                 f"{name!r} in --grid is a hyperparameter: write "
@@ -75,7 +75,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
         return False
     if algorithm not in algorithms:
         algorithm = pfl.core.algorithm_name(algorithm, algorithms, "algorithm in --grid")
-    names = {*algorithms[algorithm].hyperparameters(), *OWN}
+    names = {*vars(algorithms[algorithm]), *OWN}
     if key not in names:
         raise unknown_hyperparameter(algorithm, key, names, " in --grid")
     return key in pfl.engine.sweepable(algorithms[algorithm])

@@ -67,7 +67,7 @@ class Apfl(fedavg.Weighted):
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         if self.form == "logits" and federation.training.extra_loss is not None:
             raise core.InputError(
                 "apfl with form='logits' has one loss of two models, which the federation's "

@@ -110,7 +110,7 @@ class FedAvgAsync(core.Algorithm):
     sees = "sums"
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
 
     def init(self, ctx):
         model = ctx.initial_model()

@@ -48,8 +48,8 @@ class CCVR(fedavg.FedAvg):
     every: bool = False
 
     def check(self, federation):
-        self.check_whole_models(federation)
-        self.check_features(federation)
+        core.require_whole_models(self, federation)
+        core.require_features(self, federation)
         if HEAD not in federation.model_shapes["params"]:
             raise core.InputError("ccvr trains the layer called head, which is frozen or missing.")
 

@@ -128,7 +128,7 @@ class Cfl(core.Algorithm):
         core.require(valid, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         if self.best_of_tree and not federation.data.validation.total:
             raise core.InputError(
                 "cfl's best_of_tree chooses by validation samples, and the federation has none: "

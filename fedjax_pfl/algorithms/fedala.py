@@ -65,7 +65,7 @@ class FedALA(fedavg.FedAvg):
     absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         layers = federation.plan.layers
         names = ", ".join(layer[0] for layer in layers)
         allowed = f"in 1..{len(layers)}, the layers of the network ({names})"

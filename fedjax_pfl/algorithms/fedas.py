@@ -46,7 +46,7 @@ class FedAS(core.Algorithm):
     align_batch: int = core.static(default=16, allowed="at least 1")
 
     def check(self, federation):
-        self.check_features(federation)
+        core.require_features(self, federation)
         if getattr(federation.uploads, "uniform", False):
             raise core.InputError(
                 "fedas weighs members by the Fisher information that they send, and secure_bits "

@@ -40,7 +40,7 @@ class FedCross(core.Algorithm):
     warmup_rounds: int = core.number(default=0, allowed="at least 0")
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         part = federation.participation
         if part.poisson is not None or part.window is not None:
             raise core.InputError(

@@ -124,7 +124,7 @@ class FedDPA(fedavg.Weighted):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
         if self.prediction_weights == "instance" and trained_adapters(federation):
-            self.check_features(federation)
+            core.require_features(self, federation)
 
     def remarks(self, federation):
         return [*super().remarks(federation), *adapter_remarks(federation)]

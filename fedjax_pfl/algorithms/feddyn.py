@@ -60,7 +60,7 @@ class FedDyn(fedavg.FedAvg):
     score_last: bool = core.static(default=False)
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         stage = federation.uploads
         if self.score_last and getattr(stage, "privacy", None) is not None:
             raise core.InputError(

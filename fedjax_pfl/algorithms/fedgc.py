@@ -53,7 +53,7 @@ class FedGC(core.Algorithm):
     weight: float = core.number(default=1.0, allowed="at least 0")
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         if not has_linear_head(federation):
             raise core.InputError(
                 "fedgc compares classes of heads: the network's must be a layer called head, with "

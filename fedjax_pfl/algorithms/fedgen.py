@@ -63,7 +63,7 @@ class FedGen(fedavg.FedAvg):
 
     def check(self, federation):
         super().check(federation)
-        self.check_features(federation)
+        core.require_features(self, federation)
 
     def init(self, ctx):
         classes, width = ctx.federation.data.num_classes, ctx.federation.num_features

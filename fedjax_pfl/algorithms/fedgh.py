@@ -43,7 +43,7 @@ class FedGH(core.Algorithm):
 
     def check(self, federation):
         check_only_head_shared(self.name, federation)
-        self.check_features(federation)
+        core.require_features(self, federation)
 
     def init(self, ctx):
         head, body = ctx.plan.split(ctx.initial_model())

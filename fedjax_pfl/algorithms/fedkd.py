@@ -72,7 +72,7 @@ class FedKD(MutualDistillation):
     last_energy: float = core.number(default=0.98, allowed="in (0, 1]")
 
     def check(self, federation):
-        self.check_features(federation)
+        core.require_features(self, federation)
 
     def init(self, ctx):
         width, start = ctx.federation.num_features, super().init(ctx)

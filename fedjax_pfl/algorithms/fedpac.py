@@ -73,8 +73,8 @@ class FedPac(core.Algorithm):
     cutoff: float = core.number(default=1e-3, allowed="in [0, 1)")
 
     def check(self, federation):
-        self.check_whole_models(federation)
-        self.check_features(federation)
+        core.require_whole_models(self, federation)
+        core.require_features(self, federation)
         if len(federation.plan.layers) == 1:
             raise core.InputError(
                 "fedpac learns a body under heads, and this network is only a head."

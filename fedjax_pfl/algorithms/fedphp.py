@@ -55,7 +55,7 @@ class FedPHP(fedavg.FedAvg):
 
     def check(self, federation):
         if self.regularizer == "mmd":
-            self.check_features(federation)
+            core.require_features(self, federation)
         check_passes(self.name, federation, networks=1)
 
     def remarks(self, federation):

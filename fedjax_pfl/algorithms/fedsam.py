@@ -52,7 +52,7 @@ class FedSAM(fedavg.FedAvg):
     def check(self, federation):
         if not self.global_momentum:
             return
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         if getattr(federation.uploads, "noise_of_sums", False):
             raise core.InputError(
                 "fedsam's global_momentum divides by the members' mean number of steps, which "

@@ -68,7 +68,7 @@ class Ifca(core.Algorithm):
         return "mean" if self.averaging == "models" else "nothing"
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         if federation.same_initial_model and self.clusters > 1:
             raise core.InputError(
                 "ifca begins with different models, but the initial model gives every parameter: "

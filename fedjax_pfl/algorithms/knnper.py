@@ -86,7 +86,7 @@ class KnnPer(fedavg.FedAvg):
         return super().prepare(wrapped)
 
     def check(self, federation):
-        self.check_features(federation)
+        core.require_features(self, federation)
 
     def models(self, ctx, state, rows):
         named = super().models(ctx, state, rows)

@@ -42,7 +42,7 @@ class Moon(fedavg.FedAvg):
     tau: float = core.number(default=0.5, allowed="above 0")
 
     def check(self, federation):
-        self.check_features(federation)
+        core.require_features(self, federation)
         check_passes(self.name, federation, NETWORKS)
 
     def remarks(self, federation):

@@ -70,7 +70,7 @@ class PFedMe(fedavg.Weighted):
         core.require(rate * held < 2, "personal_rate", rate, allowed)
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
 
     def remarks(self, federation):
         part = federation.participation

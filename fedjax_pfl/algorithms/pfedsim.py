@@ -45,7 +45,7 @@ class PFedSim(core.Algorithm):
     warmup_fraction: float = core.number(default=0.5, allowed="in [0, 1]")
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         params = federation.model_shapes["params"]
         training.classifier_kernel(params, federation.plan, federation.data.num_classes)
 

@@ -51,7 +51,7 @@ class Scaffold(fedavg.FedAvg):
     server_rate: float = core.number(default=1.0, allowed="above 0")
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
 
     def init(self, ctx):
         start = super().init(ctx)

@@ -73,7 +73,7 @@ class Sfl(core.Algorithm):
         return self.graph != "neighbours" and self.relation is None
 
     def check(self, federation):
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         if self.relation is None:
             return
         if self.graph == "neighbours":

@@ -80,7 +80,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
 
     def check(self, federation):
         if self.everyone:
-            self.check_whole_models(federation)
+            core.require_whole_models(self, federation)
             if federation.privacy is not None:
                 raise core.InputError(
                     "waffle with everyone=true draws the same noise for each Alice: leave it out "

@@ -11,6 +11,7 @@ from fedjax_pfl.core.algorithm_registry import (
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.requirements import require_features, require_whole_models
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.models.task import Outputs
@@ -71,6 +72,8 @@ __all__ = [
     "per_pair",
     "per_server",
     "require",
+    "require_features",
+    "require_whole_models",
     "static",
     "struct",
     "unknown_name",

@@ -4,7 +4,7 @@ An algorithm is a frozen dataclass of its hyperparameters. Its fields are traced
 compiled program can sweep them, unless they are declared `static`.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -17,7 +17,6 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State, Tree
 
@@ -92,53 +91,6 @@ class Algorithm:
         schedule; an algorithm with its own loops or schedule overrides this.
         """
         return federation.steps() > 0
-
-    def check_validation(self, federation: Federation) -> None:
-        """Raise `InputError` if the algorithm uses validation samples and no client has any."""
-        if self.needs_validation and not federation.data.validation.total:
-            raise InputError(
-                f"{self.name or type(self).__name__} uses validation samples, and no client has "
-                "any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
-                "training samples aside."
-            )
-
-    def check_classes(self, federation: Federation) -> None:
-        """Raise `InputError` if the algorithm needs classes and the samples have none."""
-        if self.needs_classes and not federation.data.num_classes:
-            raise InputError(
-                f"{self.name or type(self).__name__} needs a class for each sample, and this data "
-                f"set's task is {federation.network.objective.name}, which has none."
-            )
-
-    def check_features(self, federation: Federation) -> None:
-        """Raise `InputError` if the network does not define its features, for use in `check`."""
-        if federation.num_features < 1:  # reading it refuses such a network
-            raise InputError(f"{self.name} needs features, and the network's have no width.")
-
-    def check_ranks(self, federation: Federation) -> None:
-        """Raise `InputError` if clients have adapters of different rank and it can't take them."""
-        if federation.adapters is None or not federation.adapters.ranks:
-            return
-        if not self.takes_ranks:
-            raise InputError(
-                f"{self.name or type(self).__name__} needs adapters of one rank: give lora_rank in "
-                "place of lora_ranks."
-            )
-        if getattr(federation.uploads, "compressor", None) is not None:
-            raise InputError("compress needs adapters of one rank: lora_rank, not lora_ranks.")
-
-    def check_whole_models(self, federation: Federation) -> None:
-        """Raise `InputError` unless the server may average every trainable leaf."""
-        plan = federation.plan
-        for i, path in enumerate(plan.paths):
-            if plan.shared[i] or path.partition("/")[0] != "params":
-                continue
-            if plan.is_frozen(i):
-                raise InputError(f"{self.name} trains whole models, and {path} is frozen.")
-            raise InputError(
-                f"{self.name} averages whole models and can't keep {path} private: share must "
-                "be 'all' and batch_norm not 'local'."
-            )
 
     def prepare(self, federation: Federation) -> Federation:
         """Return the federation with the algorithm's defaults, such as its shared layers.
@@ -234,7 +186,3 @@ class Algorithm:
         if any(new_clients.plan.frozen):
             options["trainable"] = jax.tree.map(lambda _: True, start["params"])
         return new_clients.train(Broadcast(start), **options).models
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Return all fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}

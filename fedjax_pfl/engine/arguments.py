@@ -13,6 +13,7 @@ from fedjax_pfl.core import checks
 from fedjax_pfl.core.algorithm_registry import validate
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.requirements import check_requirements
 from fedjax_pfl.core.sample_privacy import check_sample_privacy
 from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_progress
@@ -63,10 +64,8 @@ def checked_program(
             check_update("optimizer of adaptation", adapt.optimizer, shapes)
     algorithm = converted(algorithm)  # before it computes with its numbers
     validate(algorithm)
-    algorithm.check_classes(federation)
-    algorithm.check_ranks(federation)
+    check_requirements(algorithm, federation)
     federation = algorithm.prepare(federation)
-    algorithm.check_validation(federation)
     algorithm.check(federation)
     check_sample_privacy(algorithm, federation)
     parts = federation.uploads, federation.aggregator, federation.sample_privacy

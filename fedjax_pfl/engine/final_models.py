@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.core.requirements import check_validation
 from fedjax_pfl.data.scaling import check_stored
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import served
@@ -174,7 +175,7 @@ class Final:
             )
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.with_devices(program.federation.execution)
-        program.runs.algorithm.check_validation(new_clients)
+        check_validation(program.runs.algorithm, new_clients)
         return program.personalize(self.padded_states, self._last(), place_on_devices(new_clients))
 
     def _last(self) -> int:

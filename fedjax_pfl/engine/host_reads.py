@@ -96,7 +96,7 @@ def splits_read(program: "HostProgram") -> Splits:
 
 def _or(algorithm: Algorithm) -> str:
     """Suggest the setting with which only members train, if the algorithm has one."""
-    if algorithm.hyperparameters().get("participants") != "all":
+    if vars(algorithm).get("participants") != "all":
         return ""
     choices = get_args(get_type_hints(type(algorithm))["participants"])
     return "".join(f", or {algorithm.name}.participants={one}" for one in choices if one != "all")

@@ -94,7 +94,7 @@ class RoundState(Final):
         counted_forward = "forward_samples" in measured["clients"]
         return Result(
             algorithm=algorithm.name,
-            hyperparameters=algorithm.hyperparameters(),
+            hyperparameters=dict(vars(algorithm)),
             training=federation.training.numbers(),
             seeds=tuple(int(seed) for seed in seeds),
             settings=arrays,

@@ -222,7 +222,7 @@ def _never_reached(federation: Federation, rounds: int) -> list[str]:
 
 def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     """Return the algorithm with the values that are its hyperparameters."""
-    own = {name: value for name, value in chosen.items() if name in algorithm.hyperparameters()}
+    own = {name: value for name, value in chosen.items() if name in vars(algorithm)}
     return converted(replace(algorithm, **own))
 
 
@@ -271,7 +271,7 @@ def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) ->
         )
     if name in ("dp_clip", "dp_noise", "dp_epsilon") and name not in names:
         raise InputError(f"The setting {name!r} needs dp='client' or 'sample', got 'none'.")
-    if name in algorithm.hyperparameters() and name not in names:
+    if name in vars(algorithm) and name not in names:
         raise InputError(
             f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "
             "swept inside it; simulate each of its values."
@@ -297,7 +297,7 @@ def _variant(
     variant.check(federation)
     if facts is None and federation.privacy is not None:
         facts = round_facts(one_run(variant), federation)
-    own = variant.hyperparameters()
+    own = vars(variant)
     numbers = {name: checked_number(name, v) for name, v in chosen.items() if name not in own}
     stated = None if federation.privacy is None else federation.privacy.epsilon
     epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else stated)
@@ -323,7 +323,7 @@ def converted(algorithm: Algorithm) -> Algorithm:
     Raises:
       InputError: programs can't represent a value, or it does not have its field's type.
     """
-    hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
+    hints, given = get_type_hints(type(algorithm)), vars(algorithm)
     values = {k: convert(k, v, hints[k]) for k, v in given.items()}
     for field in fields(algorithm):
         if isinstance(values.get(field.name), str) and not is_static(field):

@@ -78,4 +78,4 @@ def test_what_is_given_is_used(name):
             value = getattr(algorithm, key)
             other = value + 1 if isinstance(value, int) else 0.7 * value + 0.07
             with pytest.raises(pfl.InputError, match=rf"{name}\.{key} must be (absent|1, as)"):
-                pfl.make_algorithm(name, {**algorithm.hyperparameters(), key: other})
+                pfl.make_algorithm(name, {**vars(algorithm), key: other})

@@ -124,7 +124,7 @@ def test_index_names_every_algorithm():
 def test_hyperparameters_and_their_defaults(name):
     text = section(read(name), "Hyperparameters")
     listed = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE))
-    known = pfl.make_algorithm(name).hyperparameters()
+    known = vars(pfl.make_algorithm(name))
     assert listed == {key: str(value) for key, value in known.items()}
     if not known:
         assert text.strip().startswith("None.")

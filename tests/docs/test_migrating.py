@@ -74,7 +74,7 @@ def test_every_default_of_pfllib_has_its_row():
         assert pfl.core.algorithm_name(theirs) == name
         assert float(default) == MAIN[flag], flag
         assert preset.get(ours, "") == value, ours
-        assert float(own) == pfl.make_algorithm(name).hyperparameters()[key], ours
+        assert float(own) == vars(pfl.make_algorithm(name))[key], ours
 
 
 def test_every_algorithm_of_pfllib_has_its_row():

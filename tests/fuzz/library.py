@@ -238,7 +238,7 @@ def functions():
 def registered():
     """Algorithms and partition rules, with their own settings and an unknown one."""
     for name in pfl.core.ALGORITHMS:
-        own = pfl.make_algorithm(name).hyperparameters()
+        own = vars(pfl.make_algorithm(name))
         yield call(lambda name=name, /, **given: pfl.make_algorithm(name, given), **own, nothing=1)
     for name in pfl.data.RULES:
         own = pfl.data.rule_options(name)

@@ -21,7 +21,7 @@ class ForAlice(FedAvg):
 
     def check(self, federation):
         super().check(federation)
-        self.check_whole_models(federation)
+        core.require_whole_models(self, federation)
         ids = np.asarray(federation.data.ids)
         core.require(
             self.alice in ids, "alice", self.alice, f"a client in {ids.min()}..{ids.max()}"

@@ -17,7 +17,7 @@ def test_flag_roles_name_flags():
 def test_every_algorithm_is_made_again_from_its_hyperparameters():
     """Also those whose hyperparameters need a value from Python, and have none."""
     for name, kind in ALGORITHMS.items():
-        words = setting_flags(name, kind().hyperparameters())
+        words = setting_flags(name, vars(kind()))
         words = [word.removeprefix("--set=") for word in words]
         assert parse_algorithms([name], words) == {name: kind()}
 

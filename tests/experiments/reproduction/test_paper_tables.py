@@ -152,7 +152,7 @@ def test_flags_of_every_cell(name, scale):
             assert settings <= set(given)
             (algorithm,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             for setting in line.settings:  # the algorithm's, not one of local training
-                assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
+                assert re.split("[.=]", setting)[1] in vars(algorithm)
             preset = settings_table.read(column.preset_of())
             changed = [n for n in preset.flags() if preset.args[n].value != args[n].value]
             assert bool(changed) == (scale != "full") or line.flags or asked.table.flags
