@@ -39,8 +39,8 @@ TEXT = """\
 300 images a client, of which a fifth are validation samples, an `mlp` with one hidden layer,
 {rounds} rounds of two local epochs, {seeds} seeds. In each setting each row tries the learning
 rates {rates} with one seed, and keeps the one with the best validation
-accuracy. All other hyperparameters have their defaults, which suit larger networks or more rounds
-for some: a place in this table says little about other data.
+accuracy. All other hyperparameters have their defaults: a place in this table says little about
+other data.
 
 | Setting | Clients |
 |---|---|
@@ -54,15 +54,13 @@ for some: a place in this table says little about other data.
 Accuracies of the personalized model on the client's own test samples are percentages after the last
 round, means over clients, ± half of the 95 % interval over seeds. What the personalized model is
 differs: most rows score what a client receives,{moments}
-and differences of several points may come of this alone. Each algorithm's page says which after
-"Moment of scoring". Where a fifth of 100 clients is sampled, all 100 nevertheless train in each
-round of `local` and `pfedme`, and compute something in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl`
-and `spfl_w`.
+and differences of several points may come of this alone. Where a fifth of 100 clients is sampled,
+all 100 nevertheless train in each round of `local` and `pfedme`, and compute something in `ccvr`,
+`fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
 
 The mean rank is over the settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that
 differ by less than {reach:.0f} do not differ significantly. The settings share one data set, so
-they are not independent, and even larger differences may be chance. MB up are those of a client in
-a round of the first setting. On the site, a click on a heading sorts the table.
+even larger differences may be chance. MB up are those of a client in a round of the first setting.
 [leaderboard.csv](leaderboard.csv) has each cell by seed with the command that repeats it.{times}
 
 {table}
