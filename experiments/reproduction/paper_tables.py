@@ -52,8 +52,8 @@ SCALES = ("small", "medium", "network", "full")
 REDUCED = ("small", "medium")  # with another network and other rates than the paper's
 READINGS = ("paper", "code")
 # Rounds and sizes at which the order of forty algorithms hardly depends on the seed: between the
-# orders of two seeds Kendall's tau is 0.79 to 0.89 (docs/measured.md). Rows that lie close together
-# still change places.
+# orders of two seeds Kendall's tau is 0.79 to 0.89. Rows that lie close together still
+# change places.
 MEDIUM = (
     "--model=mlp",
     "--rounds=20",
