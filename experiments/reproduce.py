@@ -23,7 +23,7 @@ from .grid.cells import Cell, run_all
 from .reproduction import paper_tables, saved_cells
 from .reproduction.paper_tables import READINGS, SCALES
 from .reproduction.planning import Request, digest, output_folder, plan
-from .reproduction.report import Report, markdown, write
+from .reproduction.table_report import Report, markdown, write
 
 USAGE = f"""\
 Run the cells of a paper's table and show the measured numbers beside the paper's.

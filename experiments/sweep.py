@@ -18,7 +18,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name, writing
-from fedjax_pfl.results.names import TRAINED
+from fedjax_pfl.results.model_names import TRAINED
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
 from .cli import algorithm_folders, flags, identity, run_folder, shell

@@ -25,10 +25,10 @@ from pathlib import Path
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from experiments.reproduction import paper_tables, planning
-from experiments.reproduction.cells import NEAR, NO_NUMBER
 from experiments.reproduction.paper_tables import SCALES
 from experiments.reproduction.picture import PICTURE
 from experiments.reproduction.saved_cells import CELLS, as_text, page_of
+from experiments.reproduction.table_cells import NEAR, NO_NUMBER
 from fedjax_pfl.results.table import Table
 from tools import arguments, full_cost
 from tools.full_cost import MACHINES, RATES

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import fedjax_pfl as pfl
 from fedjax_pfl.execution import processes
-from fedjax_pfl.results.headlines import check_pools
+from fedjax_pfl.results.accuracy_conventions import check_pools
 
 from . import data_flags, devices, identity
 from .algorithms import setting_flags

@@ -10,7 +10,7 @@ import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name
-from fedjax_pfl.results.headlines import HEADLINES
+from fedjax_pfl.results.accuracy_conventions import HEADLINES
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import find_name, shown
 

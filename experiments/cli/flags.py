@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.headlines import DEFAULT, HEADLINES
+from fedjax_pfl.results.accuracy_conventions import DEFAULT, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults
 

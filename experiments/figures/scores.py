@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import absl.flags
 import numpy as np
 
-from fedjax_pfl.results.headlines import (
+from fedjax_pfl.results.accuracy_conventions import (
     AVERAGES,
     DEFAULT,
     HEADLINES,

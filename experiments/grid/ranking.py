@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_pfl.results.intervals import interval_notes, mean_with_interval
-from fedjax_pfl.results.names import TRAINED
+from fedjax_pfl.results.model_names import TRAINED
 from fedjax_pfl.results.notes import grouped_by_column, over
 from fedjax_pfl.results.table import BOLD, Column, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from fedjax_pfl.results import harm, plots
 from fedjax_pfl.results.comparison_plots import Panel
 from fedjax_pfl.results.intervals import interval_notes
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name, unknown_name

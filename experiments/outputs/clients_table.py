@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 
 from .run_files import write_text
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results import harm, headlines, result_table
+from fedjax_pfl.results import accuracy_conventions, harm, result_table
 from fedjax_pfl.results import notes as results_notes
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
-from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, TRAINED
+from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, TRAINED
 from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import ACCURACY, HIGHER, Measure
@@ -48,7 +48,9 @@ VALIDATED = (
 )
 
 
-def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.DEFAULT) -> Table:
+def comparison(
+    results: Mapping[str, pfl.Result], headline: str = accuracy_conventions.DEFAULT
+) -> Table:
     """Return a table with one row per algorithm, and notes on rows and intervals.
 
     Values of fractions, such as accuracies, are fractions. Under "accuracy" is the main metric of
@@ -104,7 +106,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.DEFA
             "diverged_clients": len(summary["diverged_clients"]),
             "nonfinite_clients": len(summary["nonfinite_clients"]),
         })  # fmt: skip
-    if headline == headlines.DEFAULT:
+    if headline == accuracy_conventions.DEFAULT:
         rows = [{k: v for k, v in row.items() if not k.startswith("headline")} for row in rows]
     differ = len({tuple(row["clients"]) for row in rows}) > 1
     silent = {key for key in ("never_drawn", "nonfinite_clients") if not any(r[key] for r in rows)}
@@ -217,10 +219,10 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
 
 def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
     """Return a sentence on the headline, unless it is the last round's mean."""
-    if headline == headlines.DEFAULT:
+    if headline == accuracy_conventions.DEFAULT:
         return []
-    how = headlines.headline_of(headline)
-    warning = f"; {headlines.CHOSEN_ON_TEST}" if how.score == "best" else ""
+    how = accuracy_conventions.headline_of(headline)
+    warning = f"; {accuracy_conventions.CHOSEN_ON_TEST}" if how.score == "best" else ""
     meaning = how.meaning.replace("accuracy", next(iter(results.values())).measure().label)
     return [f"Headline ({headline}): the personalized model, {meaning}{warning}."]
 

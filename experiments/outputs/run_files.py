@@ -40,8 +40,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
 from fedjax_pfl.data.partitions import partition_plots
 from fedjax_pfl.results import comparison_plots, harm, plots
-from fedjax_pfl.results.headlines import DEFAULT
-from fedjax_pfl.results.names import COUNTS
+from fedjax_pfl.results.accuracy_conventions import DEFAULT
+from fedjax_pfl.results.model_names import COUNTS
 
 from . import comparison_table, line_styles
 

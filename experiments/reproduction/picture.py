@@ -8,7 +8,7 @@ from fedjax_pfl.results.plots import COLOURS, MARKERS
 from ..figures.drawing import Drawing
 
 if TYPE_CHECKING:
-    from .report import Report
+    from .table_report import Report
 
 PICTURE = "table.png"
 

@@ -14,8 +14,8 @@ from ..cli.config import ExperimentConfig
 from ..cli.parsing import runs_code
 from ..grid.cells import Cell
 from . import datasets, saved_cells
-from .cells import ColumnRuns
 from .paper_tables import NONE, Column, PaperTable
+from .table_cells import ColumnRuns
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from fedjax_pfl.data.atomic_files import read_json
 
 from ..cli import identity
 from ..outputs.run_files import plain, write_text
-from .cells import ColumnRuns, measured
 from .paper_tables import SCALES
+from .table_cells import ColumnRuns, measured
 
 if TYPE_CHECKING:
     from .planning import Request

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_pfl.aggregation import columns, products, streamed
+from fedjax_pfl.aggregation import column_exchange, products, streamed
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import require
@@ -156,7 +156,7 @@ def apply(
     sent = [leaves[i] for i in at]
     if _goes_by_columns(shape, sent):
         kinds = [blocks[i] for i in at]
-        new = columns.mixed(_product, used, sent, kinds, receivers=shape[0])
+        new = column_exchange.mixed(_product, used, sent, kinds, receivers=shape[0])
     elif streamed.is_offloaded(sent):
         new = _streamed([used[blocks[i]] for i in at], sent)
     else:
@@ -174,11 +174,11 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
 
     For few receivers, such as class models, sums of each device's own senders are cheaper.
     """
-    mesh = columns.shared_clients()
+    mesh = column_exchange.shared_clients()
     receivers, count = shape
-    if mesh is None or not columns.is_shared(senders):
+    if mesh is None or not column_exchange.is_shared(senders):
         return False
-    return receivers > count // mesh.shape[columns.CLIENTS]
+    return receivers > count // mesh.shape[column_exchange.CLIENTS]
 
 
 def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import columns, products, streamed
+from fedjax_pfl.aggregation import column_exchange, products, streamed
 from fedjax_pfl.execution.mesh import platform
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -197,7 +197,7 @@ def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: Rows) -> Tre
     def of_columns(a, b, *others):
         return _on_one(lambda x, y: fn(x, y, *others), a, b)
 
-    return columns.sum_over_columns(of_columns, a, b, others=others)
+    return column_exchange.sum_over_columns(of_columns, a, b, others=others)
 
 
 def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.core import checks
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.core.algorithm_registry import validate
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
@@ -184,7 +184,7 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
 
     def first_round(runs, federation):
         run, ctx, state = _first_state(runs, federation.replace_training(extra_loss=RecordsCalls()))
-        return checks.checked_round(run.algorithm, ctx, state)
+        return traced_checks.checked_round(run.algorithm, ctx, state)
 
     jax.eval_shape(first_round, runs, federation)
     return bool(calls)
@@ -198,7 +198,7 @@ def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, Sta
     """
     run = jax.tree.map(lambda leaf: leaf[0], runs)
     ctx = run.context(federation, jnp.int32(0), jnp.int32(1))
-    return run, ctx, checks.checked_init(run.algorithm, ctx)
+    return run, ctx, traced_checks.checked_init(run.algorithm, ctx)
 
 
 def _benign_rows(runs: Runs, federation: Federation) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.core import checks
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.core.client_privacy import state_for_new_clients
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.extended_state import algorithm_state
@@ -44,7 +44,7 @@ traced_once = partial(jax.jit, inline=True)
 
 def begin(run: Runs, federation: Federation, total) -> State:
     """Return the state of one run before its first round."""
-    return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
+    return traced_checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 
 
 @jax.jit
@@ -88,7 +88,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ad
         """Return one run's state after round `now`, its measurements and matrices."""
         ctx = round_context(run, federation, now, total, address)
         with sharing(federation.execution) if address is None else nullcontext():
-            state, record = checks.checked_round(run.algorithm, ctx, state)
+            state, record = traced_checks.checked_round(run.algorithm, ctx, state)
         own = algorithm_state(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, adapt, scored))
@@ -135,7 +135,7 @@ def models(states, runs, federation, t, total, rows):
         run, state, address = operand
         state = algorithm_state(state)
         ctx = round_context(run, federation, t, total, address, rows)
-        ctx = checks.with_base(run.algorithm, ctx, state)
+        ctx = traced_checks.with_base(run.algorithm, ctx, state)
         named = named_models(run.algorithm, ctx, state, rows)
         own = run.algorithm.adaptation()
         if own is None:
@@ -154,9 +154,9 @@ def personalize(states, runs, federation, new_clients, t, total):
         run, state = operand
         state = algorithm_state(state)
         contexts = (run.context(fed, t, total) for fed in (federation, new_clients))
-        ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
+        ctx, new = (traced_checks.with_base(run.algorithm, one, state) for one in contexts)
         state = state_for_new_clients(run.algorithm, ctx, state)
-        ctx = checks.outside_rounds(run.algorithm, ctx, "personalize")
+        ctx = traced_checks.outside_rounds(run.algorithm, ctx, "personalize")
         return run.algorithm.personalize(ctx, state, new.of_new_clients())
 
     operands = runs, unpack_states(states, federation)[0]
@@ -169,7 +169,7 @@ def backbone(states, runs, federation, t, total):
 
     def of_run(operand, federation, t, total):
         run, state = operand
-        ctx = checks.with_base(run.algorithm, run.context(federation, t, total), state)
+        ctx = traced_checks.with_base(run.algorithm, run.context(federation, t, total), state)
         return ctx.federation.backbone
 
     operands = runs, unpack_states(states, federation)[0]
@@ -183,7 +183,7 @@ def first_leaves(runs, federation, total, layout):
     def of_run(run, federation, total):
         replicated: list[tuple[Any, Any]] = []
         ctx = replace(run.context(federation, jnp.int32(0), total), replicated=replicated)
-        device, stacks = layout.parted(checks.checked_init(run.algorithm, ctx))
+        device, stacks = layout.parted(traced_checks.checked_init(run.algorithm, ctx))
         one_row = {id(stack): jnp.asarray(row)[None] for stack, row in replicated}
         return device, [one_row.get(id(stack), stack) for stack in stacks]
 

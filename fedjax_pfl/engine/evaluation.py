@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl.core.checks import outside_rounds, while_traced, with_base
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
+from fedjax_pfl.core.traced_checks import outside_rounds, while_traced, with_base
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, PREVIOUS, TRAINED
+from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, PREVIOUS, TRAINED
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast

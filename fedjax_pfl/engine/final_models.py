@@ -20,7 +20,7 @@ from fedjax_pfl.models.cached_features import complete
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
-from fedjax_pfl.results.names import GLOBAL, PERSONALIZED
+from fedjax_pfl.results.model_names import GLOBAL, PERSONALIZED
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import as_array, require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_whole

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_pfl.core import checks
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.core.round_observer import RoundFacts, RoundObserver
 from fedjax_pfl.engine.evaluation import named_models
 from fedjax_pfl.federation.federation import Federation
@@ -30,8 +30,8 @@ def round_facts(run: Any, federation: Federation) -> RoundFacts:
     def first_round(federation, t, total):
         algorithm, observer, asked = run.algorithm, RoundObserver(), set[str]()
         ctx = replace(run.context(federation, t, total), asked=asked)
-        state = checks.checked_init(algorithm, ctx)
-        after, _ = checks.checked_round(algorithm, ctx, state, observer)
+        state = traced_checks.checked_init(algorithm, ctx)
+        after, _ = traced_checks.checked_round(algorithm, ctx, state, observer)
         named_models(algorithm, ctx, after, ctx.cohort_of().rows)
         seen = (frozenset(observer.schedules), tuple(observer.trainings), tuple(observer.uploads))
         found.append(RoundFacts(*seen, reads_num_rounds="num_rounds" in asked))

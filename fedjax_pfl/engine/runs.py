@@ -23,7 +23,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
-from fedjax_pfl.federation.run_numbers import number_paths, sentences, with_numbers
+from fedjax_pfl.federation.swept_numbers import number_paths, sentences, with_numbers
 from fedjax_pfl.federation.threat_options import STRENGTHS
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list

@@ -17,11 +17,11 @@ from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
+from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
 from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
-from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.models import base_types
 from fedjax_pfl.models.adapters import WithAdapters
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
@@ -65,7 +65,7 @@ class Federation:
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       notes: sentences for tables, on samples that the initial model has seen, drift, clients that
-        arrive or leave, attacks, robust rules and compression; see `run_numbers.sentences`.
+        arrive or leave, attacks, robust rules and compression; see `swept_numbers.sentences`.
       partition_hash: uint8 [32], of the samples of each client and their labels, or None.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """

@@ -208,7 +208,7 @@ class ThreatOptions(Group):
     def notes(self, ids: np.ndarray) -> list[str]:
         """Return sentences on the attack and the rule for tables.
 
-        Numbers that can be swept are their names in braces, see `run_numbers.sentences`.
+        Numbers that can be swept are their names in braces, see `swept_numbers.sentences`.
         """
         attackers, notes = self.attackers_of(ids), []
         if attackers is not None:

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.models.kernels import forms, minimal_filtering
+from fedjax_pfl.models.kernels import forms, winograd
 from fedjax_pfl.utils.errors import require, require_name
 
 LAYER_INITIALIZERS = ("torch", "flax", "kaiming")
@@ -61,7 +61,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0)
     """Convolve [B, H, W, C] by [kh, kw, C, F] to [B, H', W', F].
 
     On a CPU as patches times weights, or with fewer products if that is faster
-    (`minimal_filtering`). Height and width are padded by `padding` zeros on each side; accelerators
+    (`kernels.winograd`). Height and width are padded by `padding` zeros on each side; accelerators
     make no padded copy.
     """
     if forms.form() == "xla":
@@ -75,9 +75,9 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0)
     if kw == 1 < kh and x.shape[2] == 1:  # over time: the long axis is the width
         x, kernel = x.swapaxes(1, 2), kernel.swapaxes(0, 1)
         return convolve(x, kernel, stride).swapaxes(1, 2)
-    m = minimal_filtering.tile(x.shape, kernel.shape, stride, x.dtype)
+    m = winograd.tile(x.shape, kernel.shape, stride, x.dtype)
     if m > 1 and x.dtype == kernel.dtype:
-        return minimal_filtering.convolve(x, kernel, m)
+        return winograd.convolve(x, kernel, m)
     x = patches(x, (kh, kw), stride)
     return x @ kernel.reshape(kh * kw * channels, features)
 

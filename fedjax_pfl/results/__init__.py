@@ -1,6 +1,6 @@
 """Results of simulations: metrics by round, tables, figures and files."""
 
-from fedjax_pfl.results.drift import Change
+from fedjax_pfl.results.concept_changes import Change
 from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
 from fedjax_pfl.results.result import Result

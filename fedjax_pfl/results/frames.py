@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_pfl.results import result_table
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.results.table import Column
 from fedjax_pfl.utils.errors import InputError, require

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedjax_pfl.results import result_table
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.errors import require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.results import (
-    drift,
+    concept_changes,
     frames,
     harm,
     privacy,
@@ -19,7 +19,7 @@ from fedjax_pfl.results import (
     result_table,
     significance,
 )
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_name
@@ -150,7 +150,7 @@ class Result(Scored):
         return significance.ranking(results, model, split)
 
     @checked
-    def changes(self, setting: int = 0, model: str = PERSONALIZED) -> list[drift.Change]:
+    def changes(self, setting: int = 0, model: str = PERSONALIZED) -> list[concept_changes.Change]:
         """Return scores after each change of concept, rounds to recovery, and backward transfer.
 
         Args:
@@ -160,7 +160,7 @@ class Result(Scored):
         Raises:
           InputError: no concept drift, or no such setting.
         """
-        return drift.changes(self, self.checked_setting(setting), model)
+        return concept_changes.changes(self, self.checked_setting(setting), model)
 
     @checked
     def table(self, model: str = PERSONALIZED, form: str = "markdown") -> str:

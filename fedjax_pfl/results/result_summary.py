@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.results import drift, privacy
-from fedjax_pfl.results.headlines import one_number
+from fedjax_pfl.results import concept_changes, privacy
+from fedjax_pfl.results.accuracy_conventions import one_number
 from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.results.notes import (
     aggregation_remarks,
@@ -81,7 +81,7 @@ def summary(result: Scored, setting: int) -> dict[str, Any]:
         },
         "measures": [one._asdict() for one in result.measures],
         **({"metrics": _metrics(result, setting)} if result.measures[1:] else {}),
-        **drift.summary(result, setting),
+        **concept_changes.summary(result, setting),
         **({"privacy": privacy.guarantee(result, setting)._asdict()} if result.privacy else {}),
         **({"client_names": list(result.client_names)} if result.client_names else {}),
         "scored_clients": clients,

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedjax_pfl.results import headlines
+from fedjax_pfl.results import accuracy_conventions
 from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.results.measurements import Measurements
-from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, TRAINED
+from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, TRAINED
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -115,7 +115,9 @@ class Scored(Measurements):
             return np.full(accuracy.shape[:-1], np.nan)
         return mean_over_clients(accuracy, self.test_sizes, counts=self.measure() == ACCURACY)
 
-    def headline(self, name: str = headlines.DEFAULT, model: str = PERSONALIZED) -> np.ndarray:
+    def headline(
+        self, name: str = accuracy_conventions.DEFAULT, model: str = PERSONALIZED
+    ) -> np.ndarray:
         """Return one number for each run, [S, H]; accuracies are fractions.
 
         Args:
@@ -129,11 +131,11 @@ class Scored(Measurements):
             mean over samples, a model without scores, or no round was scored.
         """
         self.require_scores()
-        headlines.check_pools(name, self.measure())
-        how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
+        accuracy_conventions.check_pools(name, self.measure())
+        how, curve = accuracy_conventions.headline_of(name), self.curve(model).astype(np.float64)
         if how.average == "samples":
             curve = np.where(~np.isnan(curve), self.pooled(model), np.nan)
-        return headlines.one_number(curve, how.score, self.measure())
+        return accuracy_conventions.one_number(curve, how.score, self.measure())
 
     def at_best_validation(
         self, per_client: bool = False, model: str = PERSONALIZED, metric: str | None = None

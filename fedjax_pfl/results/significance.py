@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError, require, require_name

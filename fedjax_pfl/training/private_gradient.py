@@ -13,7 +13,7 @@ from jax import lax
 
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.sample_privacy import SamplePrivacy
+from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.typing import Key, Scalar, Tree
 

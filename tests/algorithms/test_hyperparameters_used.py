@@ -11,7 +11,7 @@ import pytest
 from jax.interpreters import partial_eval
 
 import fedjax_pfl as pfl
-from fedjax_pfl.core import checks
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.core.extended_state import algorithm_state
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.evaluation import evaluate
@@ -53,9 +53,9 @@ def unused(algorithm: pfl.Algorithm) -> set[str]:
 
     def whole(run, federation, t, total):
         run = run.with_backbone(federation)
-        state = checks.checked_init(run.algorithm, run.context(federation, t - 1, total))
+        state = traced_checks.checked_init(run.algorithm, run.context(federation, t - 1, total))
         ctx = run.context(federation, t, total)
-        state, record = checks.checked_round(run.algorithm, ctx, state)
+        state, record = traced_checks.checked_round(run.algorithm, ctx, state)
         own = algorithm_state(state)
         return own, evaluate(run.algorithm, ctx, own), record
 

@@ -11,11 +11,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.core import checks
-from fedjax_pfl.core.checks import with_all_releases
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.core.sample_privacy import releases
+from fedjax_pfl.core.traced_checks import with_all_releases
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.evaluation import named_models
 from fedjax_pfl.engine.round_facts import round_facts
@@ -405,9 +405,9 @@ def traced(algorithm, **private):
     ctx = context(algorithm, batch_size=2, **private)
 
     def first_round():
-        state = checks.checked_init(algorithm, ctx)
+        state = traced_checks.checked_init(algorithm, ctx)
         named_models(algorithm, ctx, state, np.arange(5))
-        return checks.checked_round(algorithm, ctx, state)[1]
+        return traced_checks.checked_round(algorithm, ctx, state)[1]
 
     return first_round
 

@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from experiments.cli import flags, unknown_flags
 from experiments.cli.algorithms import parse_algorithms
 from fedjax_pfl.data.partitions.importers import FLBENCH_EXPORT
-from fedjax_pfl.results.headlines import HEADLINES
+from fedjax_pfl.results.accuracy_conventions import HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from tests.docs import pages
 

@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 import fedjax_pfl as pfl
-from fedjax_pfl.core import checks
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.engine import arguments
 from fedjax_pfl.testing.toys import toy_federation
 
@@ -42,10 +42,10 @@ def test_all_clients_models_are_written_in_place_alone(name):
 
     def after(state, t):
         ctx = run.context(federation, t, jnp.int32(4))
-        return checks.checked_round(run.algorithm, ctx, state)[0]
+        return traced_checks.checked_round(run.algorithm, ctx, state)[0]
 
     first = run.context(federation, jnp.int32(0), jnp.int32(4))
-    state = jax.eval_shape(lambda: checks.checked_init(run.algorithm, first))
+    state = jax.eval_shape(lambda: traced_checks.checked_init(run.algorithm, first))
     jaxpr = jax.make_jaxpr(after)(state, jnp.int32(1)).jaxpr
     models = [
         op

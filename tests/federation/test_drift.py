@@ -10,7 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.data.drift import make_drift, schedule
 from fedjax_pfl.engine.new_clients import split_new_clients
-from fedjax_pfl.results.drift import changes
+from fedjax_pfl.results.concept_changes import changes
 from fedjax_pfl.testing.toys import count_compilations, toy_federation
 from fedjax_pfl.utils.metric_names import ACCURACY
 from tests.algorithms.harness import Case, assert_losses, assert_models

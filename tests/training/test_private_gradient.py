@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.client import Calls
-from fedjax_pfl.federation.run_numbers import with_numbers
-from fedjax_pfl.federation.sample_privacy import SamplePrivacy
+from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
+from fedjax_pfl.federation.swept_numbers import with_numbers
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from fedjax_pfl.training.local_step import LocalStep
 from fedjax_pfl.training.private_gradient import add_noise, private_gradient

@@ -11,7 +11,7 @@ from experiments.figures.pivots import Pivot
 from experiments.figures.run_table import best_in_bold, run_columns
 from experiments.grid.ranking import Outcome, best, table
 from experiments.outputs import comparison_table
-from fedjax_pfl.results.headlines import check_pools, one_number
+from fedjax_pfl.results.accuracy_conventions import check_pools, one_number
 from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 

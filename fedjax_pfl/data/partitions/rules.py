@@ -4,7 +4,15 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_pfl.data.partitions import by_column, dirichlet, feddwa, pfedla, pfllib, spfl, waffle  # noqa: F401 - importing them registers their rules
+from fedjax_pfl.data.partitions import (  # noqa: F401 - importing them registers their rules
+    by_column,
+    dirichlet,
+    feddwa_splits,
+    pfedla_splits,
+    pfllib_splits,
+    spfl_splits,
+    waffle_splits,
+)
 from fedjax_pfl.data.partitions.dealing import (
     Samples,
     apportion,

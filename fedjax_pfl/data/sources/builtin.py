@@ -18,11 +18,11 @@ from fedjax_pfl.data.sources import (  # noqa: F401 - importing them registers t
     images,
     leaf,
     parquet,
-    pfllib,
+    pfllib_samples,
     published,
     recordings,
-    table,
-    text,
+    table_source,
+    text_source,
     tfds,
 )
 from fedjax_pfl.data.sources.idx import DIGITS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.data.sources.text import encode, tokenize
+from fedjax_pfl.data.sources.text_source import encode, tokenize
 from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
 from fedjax_pfl.utils.errors import InputError
 

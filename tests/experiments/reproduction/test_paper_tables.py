@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import reproduce
 from experiments.cli import algorithms, data_flags, flags
-from experiments.reproduction import datasets, planning, report
+from experiments.reproduction import datasets, planning, table_report
 from experiments.reproduction import paper_tables as reproduce_tables
 from tests.experiments.reproduction.small_table import TABLE, request, write_table
 from tools import settings_table
@@ -66,7 +66,7 @@ def test_cfl_can_split_at_every_scale(name):
             (cfl,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             costs = table.column[0].quantity == "traffic"
             assert costs or not cfl.round_remarks(None, args.rounds)
-            text = " ".join(report.Report(table, scale, (), ()).meaning())
+            text = " ".join(table_report.Report(table, scale, (), ()).meaning())
             told = f"At this scale only: {line.title} with cfl.first_split=4." in text
             assert told == (not costs and scale in reproduce_tables.REDUCED)
 

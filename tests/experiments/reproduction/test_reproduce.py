@@ -12,8 +12,8 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import reproduce, run
 from experiments.cli import data_flags
-from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
+from experiments.reproduction import planning, table_cells, table_report
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
 from tests.experiments.reproduction.small_table import call, write_table
@@ -71,20 +71,20 @@ def test_notes_on_the_numbers(finished):
     assert (finished / "table.png").stat().st_size > 1000
     line = reproduce_tables.Line("A", "local", (90.0,))
     own = {"line": line, "paper": 90.0, "paper_std": 99.0, "scores": np.array([40.0, 60.0]),
-           "state": cells.MEASURED, "clients": (0, 1), "remarks": ("x",)}  # fmt: skip
+           "state": table_cells.MEASURED, "clients": (0, 1), "remarks": ("x",)}  # fmt: skip
     other = own | {"line": replace(line, title="B"), "clients": (0,), "remarks": ()}
-    section = cells.ColumnRuns(reproduce_tables.Column("c", "C", "p"))
+    section = table_cells.ColumnRuns(reproduce_tables.Column("c", "C", "p"))
     table = reproduce_tables.load("plga/2")
 
     def compared(*made):
-        return cells.compared(list(made), table, "full", section)
+        return table_cells.compared(list(made), table, "full", section)
 
-    first, second, *_ = report.footnotes(section, compared(own, other))
+    first, second, *_ = table_report.footnotes(section, compared(own, other))
     assert first == "A: x." and second.startswith("Ours are means over different clients")
     assert second.endswith("A: clients 0, 1; B: client 0.")
-    _, row = report.column_table(section, compared(own)).cells
+    _, row = table_report.column_table(section, compared(own)).cells
     assert row[1:4] == ["90.00 ± 99.00", "50.00 ± 127.06*", "-40.00 ± 127.06*"]
-    assert report.footnotes(section, compared(own | {"scores": None})) == []
+    assert table_report.footnotes(section, compared(own | {"scores": None})) == []
 
 
 def test_missing_cells(finished):
@@ -201,5 +201,5 @@ def test_scores_of_one_client_and_of_the_server(tmp_path):
     line, folder = table.row[0], tmp_path / "r" / "fedavg"
     for average, scores in ((None, [50, 55]), ("samples", [60, 60])):
         column = reproduce_tables.Column("a", "a", "digits_quick", average=average)
-        measured = cells.measured(table, column, line, folder)["scores"]
+        measured = table_cells.measured(table, column, line, folder)["scores"]
         np.testing.assert_allclose(measured, scores, rtol=1e-6)

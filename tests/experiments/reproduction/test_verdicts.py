@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.reproduction import cells, paper_tables, report
-from experiments.reproduction.cells import ColumnRuns
+from experiments.reproduction import paper_tables, table_cells, table_report
 from experiments.reproduction.planning import Request
+from experiments.reproduction.table_cells import ColumnRuns
 from tests.experiments.reproduction.small_table import NAN, column, row, table_text, write_table
 from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import write_run
@@ -45,7 +45,7 @@ def made(folder):
     write_run(folder / "b" / "local", "local", [[[0.5, 0.6]]] * 2, [0, 1], pace=4.0)
     runs = {"a": folder / "a" / "fedavg", "a_c2": folder / "a" / "fedavg", "b": folder / "b/local"}
     sections = tuple(ColumnRuns(column, runs) for column in table.column)
-    return report.Report(table, "full", (), sections)
+    return table_report.Report(table, "full", (), sections)
 
 
 def by_row(made, column):
@@ -59,12 +59,12 @@ def far(made, column):
 
 def cell_of(table, scores, paper=1.0, **more):
     """A raw cell of the table's last row."""
-    return {"line": table.row[3], "state": cells.MEASURED, "paper": paper, "paper_std": None,
+    return {"line": table.row[3], "state": table_cells.MEASURED, "paper": paper, "paper_std": None,
             "scores": None if scores is None else np.array(scores, float), **more}  # fmt: skip
 
 
 def explained(table, section, scale="full", **cell):
-    frame = cells.compared([cell_of(table, **cell)], table, scale, section)
+    frame = table_cells.compared([cell_of(table, **cell)], table, scale, section)
     return frame["explained_by"][0]
 
 
@@ -100,11 +100,11 @@ def test_changes_on_the_command_line_are_named_without_places(made):
 
 def test_no_scale_but_the_papers_is_compared(made):
     """Scale explains what depends on it, another data set leaves the order alone."""
-    small = report.Report(made.table, "small", (), made.sections)
+    small = table_report.Report(made.table, "small", (), made.sections)
     assert far(small, "accuracy") == {"b": ("scale", "rate")}
     assert far(small, "mb") == {"b": ("rate",)}
     other = ColumnRuns(made.sections[0].column, made.sections[0].folders, other_data=True)
-    on_other = report.Report(made.table, "full", (), (other,))
+    on_other = table_report.Report(made.table, "full", (), (other,))
     (verdict,) = on_other.verdicts.values()
     assert (verdict["kendall_tau"], verdict["compared"]) == (-1.0, 0)
     assert far(on_other, "accuracy") == {}
@@ -124,10 +124,10 @@ def test_what_puts_ours_below_explains_no_more(made):
 
 def test_a_scale_says_what_it_changes(made):
     """Where it changes nothing, it is the paper's setting; where it does, no cell need be near."""
-    small = report.Report(made.table, "small", (), made.sections)
+    small = table_report.Report(made.table, "small", (), made.sections)
     assert not small.reduced and any("FULL SCALE" in one for one in small.meaning())
     table = replace(made.table, small=("--rounds=2",))
-    reduced = report.Report(table, "small", (), made.sections)
+    reduced = table_report.Report(table, "small", (), made.sections)
     assert reduced.reduced and any("SMALL SCALE: far from" in one for one in reduced.meaning())
     assert "at this scale no cell need be" in reduced.verdict_lines()[1]
     assert "0 of the others are unexplained" in made.verdict_lines()[1]
@@ -135,8 +135,8 @@ def test_a_scale_says_what_it_changes(made):
 
 def test_rows_whose_intervals_overlap_are_not_told_apart(made):
     """Two means are apart by more than both halves; one seed has no interval at all."""
-    assert cells.separated_pairs([50.0, 54.0, 53.0], [2.0, 1.0, 1.0]) == (1, 3)
-    assert cells.separated_pairs([50.0], [1.0]) == (0, 0)
+    assert table_cells.separated_pairs([50.0, 54.0, 53.0], [2.0, 1.0, 1.0]) == (1, 3)
+    assert table_cells.separated_pairs([50.0], [1.0]) == (0, 0)
     accuracy = made.verdicts["accuracy"]  # A and B, equal in both seeds; not A's client
     assert (accuracy["apart"], accuracy["pairs"]) == (1, 1)
     assert (made.verdict["apart"], made.verdict["pairs"]) == (1, 2)  # seconds are of one run
@@ -144,29 +144,31 @@ def test_rows_whose_intervals_overlap_are_not_told_apart(made):
     single = [cell_of(made.table, scores=[ours]) for ours in (3, 4)]
     columns = [(ColumnRuns(replace(one.column, relative=None))) for one in made.sections]
     one_seed = [
-        cells.verdict(cells.compared(single, made.table, "full", section), section.column)
+        table_cells.verdict(
+            table_cells.compared(single, made.table, "full", section), section.column
+        )
         for section in columns
     ]
     assert [one["apart"] for one in one_seed] == [0, 1, 0], "MB are counted, not estimated"
-    assert report.verdict_table(made).cells[1][3] == "1 of 1"
-    result = report.summary(made)["columns"]["accuracy"]
+    assert table_report.verdict_table(made).cells[1][3] == "1 of 1"
+    result = table_report.summary(made)["columns"]["accuracy"]
     assert (result["apart"], result["pairs"]) == (1, 1)
 
 
 def test_what_was_tuned_for_agreement_is_said_where_it_was(made):
     table = replace(made.table, tuned_for_agreement="the rate was chosen.")
-    small = report.Report(table, "small", (), made.sections)
+    small = table_report.Report(table, "small", (), made.sections)
     assert small.verdict_lines()[1].endswith(
         "no evidence for the paper's order: the rate was chosen."
     )
-    assert report.summary(small)["tuned_for_agreement"] == "the rate was chosen."
-    full = report.Report(table, "full", (), made.sections)
+    assert table_report.summary(small)["tuned_for_agreement"] == "the rate was chosen."
+    full = table_report.Report(table, "full", (), made.sections)
     assert not full.tuned and not any("Tuned" in line for line in full.verdict_lines())
     assert "share" in paper_tables.load("pfedla/2").tuned_for_agreement
 
 
 def kendall(paper, ours):
-    return cells.kendall(pd.Series(paper), pd.Series(ours))
+    return table_cells.kendall(pd.Series(paper), pd.Series(ours))
 
 
 def test_kendall_with_ties():
@@ -181,9 +183,9 @@ def test_equal_scores_tie_whatever_their_rounding(made):
         for values in ([0.83, 0.77, 0.7], [0.81, 0.79, 0.7])
     )
     assert one != other and one == pytest.approx(other, abs=1e-5)
-    assert report.places(pd.Series([one, other, 50.0])) == ["1", "1", "3"]
+    assert table_report.places(pd.Series([one, other, 50.0])) == ["1", "1", "3"]
     assert kendall([3, 2, 1], [one, other, 50.0]) == pytest.approx(2 / 6**0.5)
-    near = report.places(pd.Series([76.6667, 76.6633]))
+    near = table_report.places(pd.Series([76.6667, 76.6633]))
     assert near == ["1", "2"], "one sample of 30,000 is a difference"
     for ours, why in ((92 + 4e-6, ()), (92.004, ("unexplained",)), (88 - 4e-6, ())):
         cell = {"scores": [ours], "paper": 90.0}
@@ -196,12 +198,12 @@ def test_notes_on_runs_are_those_of_means(made):
     for client, notes in ((0, []), (None, ["C: x."])):
         line = replace(made.table.row[3], client=client)
         cell = cell_of(made.table, scores=[40], clients=(0,), remarks=("x",)) | {"line": line}
-        frame = cells.compared([cell], made.table, "full", section)
-        assert report.footnotes(section, frame) == notes
+        frame = table_cells.compared([cell], made.table, "full", section)
+        assert table_report.footnotes(section, frame) == notes
 
 
 def test_files_of_a_report(made, tmp_path):
-    report.write(tmp_path, made)
+    table_report.write(tmp_path, made)
     text = (tmp_path / "table.md").read_text()
     assert "4 of 7 cells (57 %) are within 2 points" in text and "- **rate**: it is not" in text
     assert "| B | 2.50 (25) | 2.00 (4) | -0.50 |" in text and "Paper MiB" in text

@@ -9,9 +9,9 @@ import pytest
 
 from fedjax_pfl.engine.costs import flops
 from fedjax_pfl.models import layers
-from fedjax_pfl.models.kernels import minimal_filtering
+from fedjax_pfl.models.kernels import winograd
 from fedjax_pfl.models.kernels.forms import by_definition
-from fedjax_pfl.models.kernels.minimal_filtering import POINTS, tile, transforms
+from fedjax_pfl.models.kernels.winograd import POINTS, tile, transforms
 
 CASES = [(m, taps) for taps in range(2, len(POINTS) + 1) for m in range(2, len(POINTS) + 3 - taps)]
 
@@ -66,7 +66,7 @@ def test_values_and_gradients(m, width, height):
 
         @jax.jit
         def both(*given):
-            quick = partial(minimal_filtering.convolve, m=m)
+            quick = partial(winograd.convolve, m=m)
             return [with_gradients(fn, *given) for fn in (quick, plain)]
 
         ours, theirs = both(x, kernel, seed)
@@ -88,7 +88,7 @@ def test_rounding_in_float32(m, taps, kh):
         @jax.jit
         def three(x, kernel):
             exact = plain(*(v.astype("float64") for v in (x, kernel)))
-            return exact, minimal_filtering.convolve(x, kernel, m), plain(x, kernel)
+            return exact, winograd.convolve(x, kernel, m), plain(x, kernel)
 
         exact, *rounded = (np.asarray(out, np.float64) for out in three(x, kernel))
     errors = [np.sqrt(np.mean((out - exact) ** 2) / np.mean(exact**2)) for out in rounded]

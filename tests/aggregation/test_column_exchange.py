@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import mixing, similarity
-from fedjax_pfl.aggregation import columns
+from fedjax_pfl.aggregation import column_exchange
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, place, rows_of, sharing
 from fedjax_pfl.execution.strategy import Execution
@@ -48,7 +48,7 @@ def servers_part(near, models, partners, weights, by_block):
 @pytest.mark.parametrize("rows", [4, 5])
 def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
     """Two devices share four clients, or five, which they do not divide."""
-    monkeypatch.setattr(columns, "WIDE", 40)
+    monkeypatch.setattr(column_exchange, "WIDE", 40)
     with jax.enable_x64(True):
         near, models = stack(rows, 0), stack(rows, 1)
         models["params"] = jax.tree.map(
@@ -85,7 +85,7 @@ def test_stacks_are_sent_once():
 
     def traced(*stacks):
         program = jax.jit(
-            lambda factor: columns.sum_over_columns(products, *stacks, others=(factor,))
+            lambda factor: column_exchange.sum_over_columns(products, *stacks, others=(factor,))
         )
         with sharing(ON_TPU):
             np.testing.assert_allclose(program(2.0), products(*stacks, 2.0), 1e-4, 1e-4)
@@ -96,19 +96,23 @@ def test_stacks_are_sent_once():
 
 def test_devices_of_one_cpu_exchange_no_columns():
     with sharing(Execution(1, "map", 2)):
-        assert columns.shared_clients() is None
+        assert column_exchange.shared_clients() is None
     with sharing(ON_TPU):
-        assert columns.shared_clients() == mesh_of(2)
-        assert [columns.is_shared(stack(rows, 0)) for rows in (1, 2, 3)] == [False, True, True]
-    assert not columns.is_shared(stack(4, 0))
+        assert column_exchange.shared_clients() == mesh_of(2)
+        assert [column_exchange.is_shared(stack(rows, 0)) for rows in (1, 2, 3)] == [
+            False,
+            True,
+            True,
+        ]
+    assert not column_exchange.is_shared(stack(4, 0))
 
 
 def test_leaves_go_alone_or_together():
     shapes = [(8, 6, 10), (8, 3, 5), (8, 5, 4), (8, 2)]
     leaves = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "WIDE", 15)
-        parts = columns._parts(leaves, [0, 0, 0, 1], 4)
+        patch.setattr(column_exchange, "WIDE", 15)
+        parts = column_exchange._parts(leaves, [0, 0, 0, 1], 4)
     assert parts == [((2,), 2), ((0, 1), None), ((3,), None)]
 
 
@@ -117,7 +121,7 @@ def test_leaves_go_alone_or_together():
 @pytest.mark.parametrize(("seeds", "clients"), [("map", 5), ("vmap", 4)])
 def test_algorithms_that_compare_clients(name, seeds, clients, monkeypatch):
     """A round on two devices; runs one by one, and as lanes of both devices."""
-    monkeypatch.setattr(columns, "WIDE", 12)
+    monkeypatch.setattr(column_exchange, "WIDE", 12)
     with jax.enable_x64(True):
         algorithm = pfl.make_algorithm(name)
         options = {"client_execution": "map", "seed_execution": seeds}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.headlines import one_number
+from fedjax_pfl.results.accuracy_conventions import one_number
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils.metric_names import LOWER, Measure
 

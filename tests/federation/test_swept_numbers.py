@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_pfl.federation.run_numbers import number_paths
+from fedjax_pfl.federation.swept_numbers import number_paths
 from fedjax_pfl.testing.toys import toy_federation
 
 RATES = {"learning_rate", "learning_rate_decay"}

@@ -16,7 +16,10 @@ from ..cli import flag_roles, flags
 from ..figures.scores import SCORES
 from ..outputs.run_files import write_csv, write_json, write_picture, write_text
 from . import datasets
-from .cells import (
+from .paper_tables import REDUCED, PaperTable
+from .picture import PICTURE, picture
+from .quantities import ACCURACY
+from .table_cells import (
     DATA,
     DIVERGED,
     MEASURED,
@@ -30,9 +33,6 @@ from .cells import (
     verdict,
     verdict_of_table,
 )
-from .paper_tables import REDUCED, PaperTable
-from .picture import PICTURE, picture
-from .quantities import ACCURACY
 
 KNOWN = {
     SCALE: "fewer rounds, samples or a smaller network than the paper's",
