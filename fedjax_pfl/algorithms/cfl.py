@@ -119,10 +119,6 @@ class Cfl(core.Algorithm):
     def unprotected(self) -> tuple[str, ...]:
         return ("the choice among models by validation samples",) if self.best_of_tree else ()
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def models_read_samples(self) -> bool:
-        return self.best_of_tree
-
     def validate(self):
         valid = self.gamma_max == -1 or self.gamma_max >= 0
         core.require(valid, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")

@@ -58,7 +58,7 @@ def _noise_of_sums(federation: Federation) -> bool:
 
 
 def is_amplified(algorithm: Algorithm, federation: Federation) -> bool:
-    """Return whether the epsilon counts on who is drawn: only they upload, and noise is of sums."""
+    """Return whether client sampling amplifies privacy: noise is of sums of sampled clients."""
     sampled = federation.participation.sampled(federation.num_clients)
     return _noise_of_sums(federation) and algorithm.absent_idle and sampled
 
@@ -66,7 +66,7 @@ def is_amplified(algorithm: Algorithm, federation: Federation) -> bool:
 def check_uploads_differ(
     algorithm: Algorithm, federation: Federation, observer: RoundObserver
 ) -> None:
-    """Raise `UncountedRelease` if two uploads of a round have one noise, under privacy."""
+    """Raise `UncountedRelease` if two uploads of a round would draw the same noise."""
     privacy, names = federation.privacy, [upload.what for upload in observer.uploads]
     if privacy is None or privacy.unit != "client":
         return

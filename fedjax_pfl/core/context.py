@@ -39,7 +39,7 @@ class Context(Exchange):
     """The context of one round, passed to the functions of an algorithm."""
 
     def of_new_clients(self) -> "Context":
-        """Return the context in which all of these clients train from what new clients get."""
+        """Return this context with every client as a member and the random keys of new clients."""
         return replace(self, cohort=self.cohort_of(), training=NEW_CLIENTS)
 
     def train(
@@ -59,8 +59,8 @@ class Context(Exchange):
           models: initial models.
           cohort: who trains; the round's cohort by default.
           purpose: names the random keys; each training of a round has its own.
-          same_minibatches: whether this is meant to be a second training with a purpose, on the
-            same minibatches.
+          same_minibatches: True to train again, on purpose, on the minibatches of an earlier call
+            with the same `purpose`.
           **options: options of `local_sgd.train` (`schedule`, `learning_rate`, `operands`,
             `broadcast`, `active`, `cursor`, `epochs`, `optimizer_state`) and of `LocalStep`
             (`extra_loss`, `forward`, `correct`, `trainable`, `mean_gradient`,

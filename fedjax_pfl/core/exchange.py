@@ -39,9 +39,9 @@ class Exchange(RoundInfo):
 
         Args:
           values: models, or anything else that is sent, such as a gradient.
-          reference: what the server already knows of `values`, such as the model that it sent; it
-            depends on no data that clients have not sent. [M, ...], or one `Broadcast` model, of
-            which the shared leaves suffice.
+          reference: the value that the server already holds, usually the model that it sent: a
+            stack [M, ...] or one `Broadcast` model; private leaves may be missing. It must not
+            depend on client data that was never uploaded.
           what: a name for this upload, unique within a round.
           cohort: who sends, without those whose training failed; the round's cohort by default.
           compressed: False for uploads that are recorded as `numbers_up` instead of as copies of

@@ -40,15 +40,15 @@ class Algorithm:
         secure aggregation provides), or single "models".
       robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
-      equal_sums: whether the server's sums have equal weights although `robust` is not "mean", so
-        that distributed noise and secure aggregation fit.
+      equal_sums: whether uploads are summed with equal weights, which distributed noise and secure
+        aggregation need; implied by `robust = "mean"`.
       also_sent: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",), or what they ask for. Noise and compression of uploads do not apply to
         it. With `needs_validation` it depends on validation samples, not on training samples.
-      unprotected: what rounds or models take from training samples other than the gradients of
-        `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level differential privacy
-        does not cover it and refuses such algorithms, as it refuses those with `also_sent` or with
-        validation samples that are not declared public.
+      unprotected: statistics that rounds or models compute from training samples without noise,
+        other than gradients of `ctx.train` and `ctx.sgd_step`, such as ("class means",).
+        Sample-level differential privacy refuses such algorithms, and those with `also_sent` or
+        with validation samples that are not declared public.
       needs_classes: whether the algorithm uses class labels; federations without classes, as in
         regression, are refused.
       takes_ranks: whether clients may have adapters of different rank (`lora_ranks`).

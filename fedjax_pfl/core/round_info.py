@@ -34,8 +34,8 @@ class RoundInfo:
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
         reinitialized in each round.
       memory: provides what uploads remember between rounds, such as error feedback, or None.
-      outside: name of a function that runs outside of rounds, in which nothing is counted that
-        costs privacy; "" in rounds.
+      outside: name of the function that is traced if it is not `round`; uploads and noisy
+        gradients are refused in it. "" within a round.
       reader: reads rows of clients whose state is not on the device (`trees.PartialLeaf`), or None.
       rounds_in_noise: whether noise depends on the number of rounds: for algorithms that read it,
         which start over if a run is given more.

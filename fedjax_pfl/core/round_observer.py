@@ -25,7 +25,8 @@ class NoisyTraining(NamedTuple):
       schedule: the loop's schedule.
       gradients: of one local step.
       per_batch: the most of them on one minibatch.
-      at_most: functions of the number of rounds, each of which bounds in how many it happens.
+      at_most: upper bounds; each maps the number of rounds to the number of rounds in which the
+        loop can run.
     """
 
     minibatches: str
@@ -91,13 +92,13 @@ class RoundObserver:
       trainings: local loops with noisy gradients.
       uploads: calls of `Context.upload`.
       sums: calls of `Context.aggregate` under distributed noise.
-      amplified: whether the stated epsilon counts on who is drawn.
+      amplified: whether client sampling amplifies privacy.
       sent: int32 [N], uploads that cost privacy, or None.
       cohort: the round's cohort, or None if any may upload and train.
       rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
         that is unknown.
-      counted: token of the code, of the round itself or within `Counting`, in which steps, forward
-        passes and uploads are counted.
+      counted: identity of the JAX trace in which counting is valid: the round's, or that of the
+        enclosing `Counting`.
       sender: the member whose turn it is, which alone may upload and train, or None.
       weights: [M] or a mixing matrix: the weights in place of the algorithm's, by a robust rule or
         by uniform weighting; None if there are none.

@@ -37,8 +37,8 @@ class Chunk(NamedTuple):
     matrices: Tree
 
 
-# For a function whose shapes are asked before it is used: JAX keeps the first trace. The program is
-# the same as without.
+# An inlined jit keeps its trace, so that `eval_shape` and a later call trace once; the lowered
+# program is unchanged.
 traced_once = partial(jax.jit, inline=True)
 
 

@@ -55,7 +55,7 @@ def earliest_stop(
 ) -> int:
     """Return the first scored round after which `patience` ends the simulation.
 
-    Rounds that were scored with more patience may go beyond it.
+    `rounds` may extend past the result, if they were simulated with more patience.
 
     Args:
       rounds: [E], numbers of the rounds scored so far.

@@ -1,4 +1,4 @@
-"""What rounds, models and scores read of clients, and refusals of what host memory can't give."""
+"""Which clients' rows and samples a program reads, and refusals of what the host can't give."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -41,11 +41,11 @@ def nbytes(tree: Any) -> int:
 
 
 def working_bytes(compiled: jax.stages.Compiled, held: int, devices: int) -> int:
-    """Return the bytes of a compiled program on all devices, without `held` ones of arguments."""
-    plan: Any = compiled.memory_analysis()
-    added = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    added += plan.temp_size_in_bytes + plan.generated_code_size_in_bytes
-    return devices * added + max(devices * plan.argument_size_in_bytes - held, 0)
+    """Return a compiled program's bytes on all devices, less the `held` bytes of its arguments."""
+    stats: Any = compiled.memory_analysis()
+    added = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    added += stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
+    return devices * added + max(devices * stats.argument_size_in_bytes - held, 0)
 
 
 def available(devices: int = 1) -> int | None:

@@ -66,7 +66,7 @@ class MetricsBuffer:
         return {"records": self._joined(), "matrices": stacked, "paces": np.asarray(self.paces)}
 
     def following(self, past: "MetricsBuffer") -> "MetricsBuffer":
-        """Return this one with the measurements of earlier rounds, without scores not due here."""
+        """Return this buffer after `past`; scores of rounds that `eval_every` skips become NaN."""
         after = replace(self, matrices=past.matrices, paces=past.paces)
         records, due = past._joined(), after._due()[None, :, None]
         scores = {name: np.where(due, x, np.nan) for name, x in records["scores"].items()}

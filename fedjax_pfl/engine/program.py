@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,8 +91,9 @@ class Program:
     def num_runs(self) -> int:
         return len(self.runs.seed)
 
+    @cached_property
     def round_facts(self) -> RoundFacts:
-        """Return what rounds of the algorithm do; the first one is traced unless it was before."""
+        """What rounds of the algorithm do; the first one is traced unless it was before."""
         first = jax.tree.map(lambda leaf: leaf[0], self.runs)
         return self.facts or round_facts(first, self.federation)
 

@@ -157,8 +157,8 @@ def _privacy(algorithm: Any, program: Program, settings: int) -> dict[str, Any] 
         "clip": of_settings("dp_clip"),
         "noise": of_settings("dp_noise"),
         **(
-            client_releases(algorithm, federation, program.round_facts())
+            client_releases(algorithm, federation, program.round_facts)
             if federation.sample_privacy is None
-            else releases(algorithm, federation, program.round_facts(), program.adapt)
+            else releases(algorithm, federation, program.round_facts, program.adapt)
         ),
     }

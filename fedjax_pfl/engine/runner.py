@@ -38,7 +38,7 @@ class ChunkRunner:
         rounds are continued, if its rounds are the same as the first ones of this.
       patience: rounds without a better validation metric after which the simulation stops.
       past: the state after earlier rounds of the same simulation, which are continued.
-      required: those of `matrix_rounds` that were asked for by number.
+      required: rounds of matrices that the caller listed; a missing one is an error.
 
     Attributes:
       state: after the rounds done.
@@ -269,7 +269,7 @@ def _check_alike(mark: dict[str, str]) -> None:
 
 def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     """Return whether the first `done` rounds would differ in a run of `before` rounds."""
-    if program.round_facts().reads_num_rounds:
+    if program.round_facts.reads_num_rounds:
         return True
     if "dp_epsilon" in program.runs.numbers:
         return True  # the noise of an epsilon is that of all rounds

@@ -293,8 +293,9 @@ def _variant(
     """
     dtype = federation.task.dtype
     variant = _with_own(algorithm, chosen)
-    validate(variant)
-    variant.check(federation)
+    if chosen:
+        validate(variant)
+        variant.check(federation)
     if facts is None and federation.privacy is not None:
         facts = round_facts(one_run(variant), federation)
     own = vars(variant)

@@ -142,7 +142,7 @@ def unsharded_states(states: State, leaves: Sequence[np.ndarray], federation: Fe
 def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tuple[Tree, Tree]:
     """Shard measurements [R, rounds, N, ...] and matrices [R, ..., N, N] for output.
 
-    Where devices divide the clients they are left to the compiler, which has them shared too.
+    Nothing is done if the number of devices divides that of clients: the compiler shards them then.
     """
     if not is_padded(federation):
         return buffers, matrices

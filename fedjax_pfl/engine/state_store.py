@@ -49,7 +49,8 @@ class HostStore:
       first: the rows before the first round, [R, N, ...], or [R, 1, ...] where all are equal.
       clients: N.
       written_rows: rows that the rounds may write, of each run.
-      folder: where a file may be made; the system's folder where this process does not have it.
+      folder: of the file that holds what does not fit into memory; the system's temporary folder
+        if this process cannot use it.
       limit: bytes of records that the memory of one machine may hold.
       own: bool [N], the clients whose rows this process keeps, by default an equal share. Rows of
         others are read as zeros.

@@ -14,8 +14,8 @@ from fedjax_pfl.federation.federation import Federation
 
 # Bytes for a local step, unpadded: a quarter of what a v5e and a v6e have (a program is not told
 # which TPU it is for). The rest is for what comes and goes (samples, gradients of activations,
-# arrays in two layouts) and for padding: with half of it, whether a convolution's input found room
-# was luck.
+# arrays in two layouts) and for padding: with half of it, a convolution's input sometimes had
+# no room.
 ON_CHIP_BYTES = {"tpu": 31 * 2**20}
 # Local steps in a round from which narrower lanes pay: models are copied between their turns.
 WORTH = 8

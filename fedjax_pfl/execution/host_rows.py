@@ -26,8 +26,8 @@ def own_rows(total: int) -> np.ndarray:
 def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> list[jax.Array]:
     """Put rows [R, K, ...] of all processes on their devices, as `mesh.place` does.
 
-    Every row comes from one process; all others give zeros for it. The devices add up the bits as
-    whole numbers, so that these stay as they are.
+    One process owns each row, and others have zeros in its place. Bits are summed as unsigned
+    integers, so the result is exact, NaN and -0.0 included.
 
     Args:
       mesh: of all devices.

@@ -23,8 +23,8 @@ class RowDevices(NamedTuple):
     """Devices on which rows must run, because only these have their samples.
 
     Attributes:
-      device: int32 [M], the device of each row; None where every device has as many, in order,
-        and the last ones fewer.
+      device: int32 [M], the device that has each row's samples; None if rows are in order, `most`
+        on each device and the rest on the last ones.
       most: the most distinct rows of one device. Where rows repeat, as in padding, those beyond
         `most` on a device get another row's result, and the caller drops them.
     """

@@ -11,7 +11,7 @@ AUTO = "auto"
 
 
 class Shares(NamedTuple):
-    """Devices per axis: each of `runs` parts of the runs has `clients` devices."""
+    """Shape of the device mesh: `runs` groups of `clients` devices, which divide the runs."""
 
     clients: int = 1
     runs: int = 1

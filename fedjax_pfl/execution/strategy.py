@@ -24,8 +24,9 @@ class Execution:
         the next one, longest first.
       seeds: "map" or "vmap" over runs (seeds and settings).
       devices: number of devices that share the client axis.
-      runs: number of parts of the runs, each with `devices` devices.
-      runs_first: whether `shared` may still take devices from the clients for the runs.
+      runs: number of groups of `devices` devices, each with its share of the runs.
+      runs_first: whether the split of devices between clients and runs is still open; `shared`
+        decides it.
       auto: whether `max_lanes` may shrink to fit into the device's memory.
       fill: lanes per client if `max_lanes` is 0; set by `lane_assignment.assign_lanes`.
       deal: whether devices exchange ragged clients to get about the same work; set there too.

@@ -1,4 +1,4 @@
-"""Numbers of a federation in which the runs of one program may differ."""
+"""Numbers of a federation that can be swept inside one program."""
 
 import re
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ RECOVERED = 0.9  # part of the drop that is undone
 
 
 class Change(NamedTuple):
-    """What happens to the clients that change their concept for the k-th time.
+    """Scores around the clients' k-th change of concept.
 
     Scores are means over these clients, one for each seed, [S], in the measure's own units.
 

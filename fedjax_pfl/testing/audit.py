@@ -41,7 +41,6 @@ def audit_privacy(
     seeds: int = 1000,
     client: int = 0,
     deltas: Sequence[float] = DELTAS,
-    confidence: float = 0.95,
 ) -> Audit:
     """Attack simulations of a federation with differential privacy.
 
@@ -58,7 +57,6 @@ def audit_privacy(
       seeds: number of runs with the contribution, and of those without it.
       client: place of the client.
       deltas: compared beside the `dp_delta` of the federation.
-      confidence: probability that all lower bounds hold.
 
     Raises:
       InputError: no differential privacy, error feedback, or samples that are not floats.
@@ -103,7 +101,7 @@ def audit_privacy(
     ]
     others = OTHERS if privacy.unit == "client" else OTHERS[:1]
     pairs = ((released(1.0, other), released(0.0, other)) for other in others)
-    return attacked(pairs, deltas, stated, confidence)
+    return attacked(pairs, deltas, stated)
 
 
 @checked
@@ -115,7 +113,6 @@ def audit_uploads(
     rate: float = 1.0,
     draws: int = 4000,
     deltas: Sequence[float] = DELTAS,
-    confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:
     """Attack the upload stage alone, as `audit_privacy` does, without local training.
@@ -130,7 +127,6 @@ def audit_uploads(
       rate: probability that a client takes part in a round; below 1 it needs distributed noise.
       draws: number of runs with the contribution, and of those without it.
       deltas: compared beside that of the stage.
-      confidence: probability that all lower bounds hold.
       seed: of all draws.
 
     Raises:
@@ -170,7 +166,7 @@ def audit_uploads(
     release = Release(float(privacy.noise), rounds, rate)
     stated = [epsilon([release], delta) for delta in deltas]
     pairs = ((released(1.0, other), released(0.0, other)) for other in OTHERS)
-    return attacked(pairs, deltas, stated, confidence)
+    return attacked(pairs, deltas, stated)
 
 
 @struct

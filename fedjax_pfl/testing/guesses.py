@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 THRESHOLDS = 401
+CONFIDENCE = 0.95  # probability that all lower bounds of an audit hold
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ def attacked(
     pairs: Iterable[tuple[Any, Any]],
     deltas: Sequence[float],
     stated: Sequence[float],
-    confidence: float,
 ) -> Audit:
     """Return the audit of pairs of what is released [S, F] with and without a contribution.
 
@@ -56,7 +56,7 @@ def attacked(
     and chooses pair, direction of the guess and threshold for each delta. Bounds are of the second
     half, so the choice does not bias them.
     """
-    alpha = (1 - confidence) / (2 * len(deltas))  # two rates for each delta
+    alpha = (1 - CONFIDENCE) / (2 * len(deltas))  # two rates for each delta
     guesses, statistics = [], []
     for pair in pairs:
         present, absent = (np.asarray(seen, np.float64) for seen in pair)

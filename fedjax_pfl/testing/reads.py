@@ -1,4 +1,4 @@
-"""Whose rows and samples an algorithm's rounds read."""
+"""Which clients' rows an algorithm's rounds read."""
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine import host_reads

@@ -1,4 +1,4 @@
-"""Runs in which privacy withholds all that a client has, so that nothing may depend on it."""
+"""Checks that nothing depends on clients whose data privacy withholds."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple

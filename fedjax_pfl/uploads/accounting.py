@@ -1,7 +1,8 @@
 """Privacy accounting on the host: epsilon of recorded releases, and noise for a target epsilon.
 
-A `Release` is one application of the (subsampled) Gaussian mechanism, repeated. The accountants are
-those of `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported on first use.
+A `Release` is one application of the (subsampled) Gaussian mechanism, repeated. Their privacy loss
+distributions are composed by `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported
+on first use.
 """
 
 import math
@@ -15,14 +16,9 @@ from scipy.optimize import brentq
 
 from fedjax_pfl.utils.errors import InputError, require
 
-ACCOUNTANTS = ("pld", "rdp")
-MORE_ORDERS = (*range(11, 64), 80, 96, 128, 192, 256, 384, 512)
-ORDERS = (*(1 + k / 10 for k in range(1, 100)), *MORE_ORDERS)
-DENSE_ORDERS = (2, *(2.5 + k / 10 for k in range(85)), *MORE_ORDERS)
 LEAST_NOISE, MOST_NOISE = 0.05, 2**13
 # Steps of the discretized privacy loss; coarser ones are faster and round epsilon up by more.
 GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
-DENSE = 0.1  # sampling rates from which the series of low fractional orders may not converge
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Release:
       sampling_rate: q, the probability that a unit (a sample, or a client) takes part in a release,
         independently of all others; 1 if it takes part in each.
       cut: (units, most): of the sampled ones of `units` units, at most `most` take part in a
-        release, chosen at random; None without a limit. Only the accountant "pld" supports it.
+        release, chosen at random; None without a limit.
     """
 
     noise_multiplier: float
@@ -44,7 +40,7 @@ class Release:
     cut: tuple[int, int] | None = None
 
 
-def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") -> float:
+def epsilon(releases: Iterable[Release], delta: float) -> float:
     """Return the epsilon of all releases together at this delta.
 
     Units are added or removed (`ADD_OR_REMOVE_ONE`), and sampled by Poisson sampling.
@@ -52,7 +48,6 @@ def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") 
     Args:
       releases: in any order; those with a count of 0 cost nothing.
       delta: in (0, 1).
-      accountant: "pld" (privacy loss distributions, tight) or "rdp" (Rényi, an upper bound).
 
     Returns:
       Infinity where a release has no noise.
@@ -61,28 +56,20 @@ def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") 
       InputError: a value out of range, or dp-accounting is not installed.
     """
     require(0 < delta < 1, "dp_delta", delta, "in (0, 1)")
-    require(accountant in ACCOUNTANTS, "accountant", accountant, "'pld' or 'rdp'")
     some = tuple(sorted(_merged(releases), key=repr))
-    return _epsilon(some, float(delta), accountant)
+    return _epsilon(some, float(delta))
 
 
-def noise_for(
-    target: float, delta: float, count: int, sampling_rate: float = 1.0, accountant: str = "pld"
-) -> float:
-    """Return the least noise multiplier with which so many releases have at most this epsilon.
+def noise_for_each(
+    target: float, delta: float, clients: Sequence[Sequence[Release]]
+) -> list[float]:
+    """Return the least factors on the noise of each client's releases that reach an epsilon.
 
     Raises:
       InputError: a value out of range, or no noise up to `MOST_NOISE` reaches it.
     """
     require(target > 0 and math.isfinite(target), "dp_epsilon", target, "a finite number above 0")
-    return _noise_for(float(target), delta, (Release(1.0, count, sampling_rate),), accountant)
-
-
-def noise_for_each(
-    target: float, delta: float, clients: Sequence[Sequence[Release]], accountant: str = "pld"
-) -> list[float]:
-    """Return the least factors on the noise of each client's releases, see `noise_for`."""
-    return [_noise_for(float(target), delta, tuple(one), accountant) for one in clients]
+    return [_noise_for(float(target), delta, tuple(one)) for one in clients]
 
 
 def training_releases(
@@ -126,9 +113,7 @@ def upload_releases(plan: Mapping[str, Any], noise: float, rounds: int) -> list[
 
 
 @lru_cache(maxsize=2**16)
-def _noise_for(
-    target: float, delta: float, releases: tuple[Release, ...], accountant: str
-) -> float:
+def _noise_for(target: float, delta: float, releases: tuple[Release, ...]) -> float:
     count = sum(one.count for one in releases if one.sampling_rate)
     if count == 0:
         return 0.0
@@ -138,7 +123,7 @@ def _noise_for(
         scaled = [
             replace(one, noise_multiplier=z * one.noise_multiplier, **changes) for one in releases
         ]
-        return math.log(max(epsilon(scaled, delta, accountant), 1e-300) / target)
+        return math.log(max(epsilon(scaled, delta), 1e-300) / target)
 
     uncut = partial(excess, cut=None)  # faster, and nearly the same
 
@@ -173,20 +158,15 @@ def _merged(releases: Iterable[Release]) -> list[Release]:
 
 
 @lru_cache(maxsize=2**16)
-def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> float:
+def _epsilon(releases: tuple[Release, ...], delta: float) -> float:
     if not releases:
         return 0.0
     if any(one.noise_multiplier == 0 for one in releases):
         return math.inf
     dp = require_library()
-    if accountant == "pld":
-        few = sum(one.count for one in releases) <= FEW
-        step = COARSE if few else GRID
-        ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, step)
-    else:
-        dense = any(DENSE <= one.sampling_rate < 1 for one in releases)
-        orders = DENSE_ORDERS if dense else ORDERS
-        ledger = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    few = sum(one.count for one in releases) <= FEW
+    step = COARSE if few else GRID
+    ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, step)
     for one in releases:
         z, q = one.noise_multiplier, one.sampling_rate
         event = dp.GaussianDpEvent(z)
@@ -207,7 +187,7 @@ def require_library() -> Any:
     """
     try:
         import dp_accounting
-        from dp_accounting import pld, rdp  # noqa: F401, submodules that it does not import itself
+        from dp_accounting import pld  # noqa: F401, a submodule that it does not import itself
     except ImportError as error:
         raise InputError(
             "Privacy accounting needs dp-accounting: pip install 'fedjax_pfl[privacy]'."

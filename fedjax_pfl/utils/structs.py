@@ -71,10 +71,9 @@ def check_ranges(node: Any) -> None:
 def check_needs(node: Any, of: str = "") -> None:
     """Raise `InputError` for a field of a dataclass that is given and has no effect.
 
-    The metadata "needs" of a field are other fields without which it has none, as error messages
-    say it: "drift" must differ from its default, "graph='learned'" must have that value, and of
-    "lora_rank or lora_ranks" one is enough. Several such texts must all hold. `of` follows the
-    field's name in messages.
+    The metadata "needs" lists conditions under which the field has an effect: "drift" (differs from
+    its default), "graph='learned'" (has that value), "lora_rank or lora_ranks" (either). All must
+    hold. `of` follows the field's name in messages.
     """
     for field in dataclasses.fields(node):
         needs = _declared(type(node), field.name, "needs")

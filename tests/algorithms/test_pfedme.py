@@ -1,5 +1,6 @@
 """pFedMe against its reference, and its inner steps."""
 
+from functools import partial
 from unittest import mock
 
 import jax
@@ -119,8 +120,9 @@ def test_each_inner_step_draws_anew():
     inner.side_effect = lambda theta, *_: theta
     algorithm(inner_steps=3).local_update(ctx, None, begin)
     (step, *_), _ = ctx.run_clients.call_args
+    client = mock.Mock(repeat=partial(jax.lax.fori_loop, 0))
     with jax.disable_jit():
-        step((begin, begin.model["params"]), None, key, None, None)
+        step((begin, begin.model["params"]), None, key, None, client)
     drawn = [jax.random.key_data(call.args[2]).tolist() for call in inner.call_args_list]
     assert drawn == [jax.random.key_data(jax.random.fold_in(key, k)).tolist() for k in range(3)]
 

@@ -124,7 +124,6 @@ REFUSED = [
     ("moon", {}, passes(40), "moon would take 2,400,000,000 forward passes"),
     ("perfedavg", {"product": "differences"}, {}, "without variant='hessian_free'"),
     ("perfedavg", {}, {"frozen": "head"}, "all leaves, and some are frozen"),
-    ("perfedavg", {"passes": 2**25}, {}, "take fewer epochs or steps"),
     ("perfedavg_async", {"local_updates": 0}, {}, r"local_updates must be in \[1, 10\]"),
     ("pfedhn", {}, {"model": NORMED, "batch_norm": "shared"}, "'affine_shared' or 'local', got 's"),
     ("pfedme", {"proximal_weight": 100, "decay": 0}, {}, r"must be below 2 / .* = 0\.02: theta"),

@@ -72,7 +72,7 @@ def test_at_least_one_checkpoint_is_kept(keep, tmp_path):
         ({"eval_every": 1}, "evaluation"),
         ({"matrix_rounds": (1,)}, "kept matrices"),
         ({"algorithm": "fedavg"}, "algorithm"),
-        ({"federation": {"learning_rate": 0.2}}, "seeds and settings; data, partition"),
+        ({"federation": {"learning_rate": 0.2}}, "data, partition or learning rate"),
         ({"federation": {"local_epochs": 2}}, "model or training"),
         ({"federation": {"seed": 1}}, "data, partition or learning rate"),
     ],

@@ -119,7 +119,7 @@ def test_the_attack_is_not_judged_by_the_runs_that_it_learned():
     """Of noise alone it proves nothing, whatever it found in the first half of the runs."""
     rng = np.random.default_rng(0)
     pair = rng.normal(size=(2, 400, 300))
-    found = guesses.attacked([pair], (0.01,), (0.0,), 0.95)
+    found = guesses.attacked([pair], (0.01,), (0.0,))
     assert found.holds and found.lower[0] == 0
     learned = guesses.rates_of(found.present[:200], found.absent[:200], np.zeros(1), 0.025)
     assert guesses.bounds_of(learned, 0.01) > 0.9  # a false alarm
