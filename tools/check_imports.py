@@ -1,13 +1,13 @@
 """Check of the imports against the layers of `layers.toml`: `python -m tools.check_imports`.
 
-Reports imports that point upward, imports that `only` or `public` do not allow, and cycles; ends
-with 1 if there are any. `--summary` shows components, numbers and imports instead.
+Reports imports that point upward, imports that `only` or `public` do not allow, cycles, and files
+of one name in a package; ends with 1 if there are any. `--summary` shows components, numbers and imports instead.
 """
 
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -171,8 +171,22 @@ def violations(root: Path, packages: Mapping[str, dict]) -> list[str]:
         for one in found
         if (wrong := violation(one, packages, numbers)) is not None
     ]
+    messages += repeated_names(root, packages)
     group = cycle(found)
     return [*messages, f"Cycle: {', '.join(group)}."] if group else messages
+
+
+def repeated_names(root: Path, packages: Iterable[str]) -> list[str]:
+    """Return a sentence for each file name that occurs twice in a package."""
+    messages = []
+    for package in packages:
+        places: dict[str, list[str]] = {}
+        for path in modules(root, [package]).values():
+            if not path.stem.startswith("__"):
+                places.setdefault(path.name, []).append(str(path.relative_to(root)))
+        twice = [paths for paths in places.values() if len(paths) > 1]
+        messages += [f"Files of one name: {', '.join(paths)}." for paths in twice]
+    return messages
 
 
 def summary(root: Path, packages: Mapping[str, dict]) -> list[str]:

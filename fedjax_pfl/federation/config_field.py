@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from fedjax_pfl.utils.conversions import convert, number
 from fedjax_pfl.utils.errors import find_name, require, require_whole, unknown_name
 from fedjax_pfl.utils.structs import check_needs
 
-G = TypeVar("G", bound="Group")
 WORDS = (str, bool, int, float)  # types that can be written as one word
 
 
@@ -172,8 +171,10 @@ class Group:
         return made
 
 
-def gathered(groups: Sequence[type[Group]], values: Mapping[str, Any], taker: str) -> "Gathered":
-    """Distribute options to groups and check them.
+def gathered(
+    groups: Sequence[type[Group]], values: Mapping[str, Any], taker: str
+) -> dict[type[Group], Any]:
+    """Distribute options to groups; return each checked group by its class.
 
     Args:
       groups: classes of the groups.
@@ -187,22 +188,12 @@ def gathered(groups: Sequence[type[Group]], values: Mapping[str, Any], taker: st
     for name in values:
         if name not in known:
             raise unknown_name(f"option of {taker}", name, known)
-    made = (
-        group(**{name: value for name, value in values.items() if known[name] is group})
+    return {
+        group: group(
+            **{name: value for name, value in values.items() if known[name] is group}
+        ).checked()
         for group in groups
-    )
-    return Gathered(tuple(group.checked() for group in made))
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Groups of options by class."""
-
-    groups: tuple[Group, ...]
-
-    def __getitem__(self, kind: type[G]) -> G:
-        """Return the group of a class."""
-        return next(group for group in self.groups if isinstance(group, kind))
+    }
 
 
 def documented(*groups: type[Group]) -> Callable[..., Any]:

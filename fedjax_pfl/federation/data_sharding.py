@@ -11,9 +11,8 @@ from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.mesh import CLIENTS, mesh_of
 from fedjax_pfl.execution.processes import is_distributed, put
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.host_data import SPLITS
 from fedjax_pfl.federation.process_local_data import all_process_data, process_local
-
-SPLITS = ("train", "validation", "test")
 
 
 def distribute(federation: Federation) -> Federation:

@@ -51,6 +51,10 @@ RULES = {  # files by name, and what is said of them
     "cycle for types": (
         {"house/left/a": "from house.left import b",
          "house/left/b": "if TYPE_CHECKING:\n    from house.left.a import A"}, ""),
+    "files of one name": (
+        {"house/left/a": "", "house/right/a": "", "garden/a": "", "house/left/__init__": "",
+         "house/right/__init__": ""},
+        "Files of one name: house/left/a.py, house/right/a.py."),
     "public layer": ({"garden/tree": "import house.ground", "house/ground": ""}, ""),
     "public module": ({"garden/tree": "from house.left import b", "house/left/b": ""}, ""),
     "module whose name begins as a public one": (
