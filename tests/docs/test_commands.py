@@ -28,7 +28,7 @@ ROOT = pages.ROOT
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
     "docs/api/round.md": (1, "test_your_own.py"),
-    "docs/debugging.md": (3, "test_your_own.py"),
+    "docs/debugging.md": (4, "test_your_own.py"),
     "README.md": (1, "test_readme.py"),
     "docs/index.md": (1, "test_readme.py"),
     "docs/your_own.md": (11, "test_your_own.py"),
