@@ -219,7 +219,7 @@ class Context(Exchange):
           at_most: `at_most(rounds)` is the largest number of rounds in which the condition holds,
             over which a `dp_epsilon` is divided; all of them by default.
         """
-        if self.observer is None:
+        if self.observer is None or not self.observer.counts_here:
             return jax.lax.cond(condition, action, otherwise)
         branches = (
             Counting(self.observer, action, self.num_clients, at_most=at_most),
@@ -247,24 +247,26 @@ class Context(Exchange):
         """
         order = self.cohort.order(self.key_for("order"))
         counts: dict[str, jax.Array] = {}
-        actions = []
+        actions, observer = [], self.observer
+        if observer is not None and not observer.counts_here:
+            observer = None
 
         def one(carry, k):
             member, (carry, counts) = self.cohort.member(k), carry
             own = trees.take(values, k[None])
-            if self.observer is None:
+            if observer is None:
                 carry, result = turn(carry, member, own)
                 return (carry, counts), result
-            actions.append(Counting(self.observer, turn, self.num_clients, member))
+            actions.append(Counting(observer, turn, self.num_clients, member))
             (carry, result), more = actions[-1](carry, member, own)
             return (carry, jax.tree.map(jnp.add, counts, more)), result
 
-        if self.observer is not None:
+        if observer is not None:
             none = jnp.zeros((self.num_clients,), jnp.int32)
             counts = dict.fromkeys(COUNTS, none)
         (carry, counts), results = jax.lax.scan(one, (carry, counts), order)
-        if self.observer is not None:
-            add_counts(self.observer, counts, actions[-1])
+        if observer is not None:
+            add_counts(observer, counts, actions[-1])
         back = jnp.argsort(order)
         return carry, jax.tree.map(lambda leaf: leaf[back, 0], results)
 

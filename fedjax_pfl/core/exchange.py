@@ -146,6 +146,11 @@ class Exchange(RoundInfo):
             # Privacy needs a divisor that does not depend on the members.
             fixed = stage.noise_of_sums
             if fixed and self.observer is not None:
+                if not self.observer.counts_here:
+                    raise UncountedRelease(
+                        f"A sum in a loop, branch or vmap of an algorithm's own {UNCOUNTED}: call "
+                        "ctx.aggregate outside of it."
+                    )
                 self.observer.sums += 1
             weights = part.uniform_weights(there) if fixed else mixing.normalize(equal, there)
             if self.observer is not None:

@@ -37,7 +37,7 @@ class NoisyTraining(NamedTuple):
 
     def times(self, rounds: int) -> int:
         """Return in how many of `rounds` rounds it happens, at most."""
-        return min(rounds, *(bound(rounds) for bound in self.at_most), rounds)
+        return max(min([rounds, *(bound(rounds) for bound in self.at_most)]), 0)
 
 
 class Upload(NamedTuple):
@@ -121,7 +121,7 @@ class RoundObserver:
         self.weights: jax.Array | None = None
         self.counted = trace_state()
         self.sender: Cohort | None = None
-        self._trainings = 0
+        self._trainings = self._loops = 0
         self._calls = self._noisy = (0, 0)
         self._trace = trace_state()
 
@@ -140,6 +140,11 @@ class RoundObserver:
         none = jnp.zeros((num_clients,), jnp.int32)
         before = none if self.forward_samples is None else self.forward_samples
         self.forward_samples = before.at[rows].add(samples)
+
+    @property
+    def counts_here(self) -> bool:
+        """Whether code that is traced now runs once a round, or within `Counting`."""
+        return trace_state() == self.counted
 
     def drawn(self, cohort: Cohort) -> Cohort:
         """Return the cohort of an upload without clients that this round has not drawn."""
@@ -179,6 +184,7 @@ class RoundObserver:
           UncountedRelease: there are some, and how often the loop runs is unknown, or a client may
             be in it twice.
         """
+        self.check_recorded()
         self._noisy, self._calls = self._calls, (0, 0)
         total, _ = self._noisy
         if not total:
@@ -251,6 +257,18 @@ class RoundObserver:
             return
         changed = jnp.any(jnp.abs(after - before) > 1e-3 * jnp.max(jnp.abs(before)))
         self.rule_acted = changed if self.rule_acted is None else self.rule_acted | changed
+
+    def check_recorded(self) -> None:
+        """Raise `UncountedRelease` if a local loop with noisy gradients was not recorded."""
+        if self._noisy[0]:
+            raise UncountedRelease(
+                f"Local training by training.run_clients {UNCOUNTED}: call ctx.run_clients."
+            )
+
+    def next_loop(self) -> int:
+        """Return the number of the next local loop, which is folded into the key of its noise."""
+        self._loops += 1
+        return self._loops - 1
 
     def record_loop(self, minibatches: str, schedule: Schedule, training: bool = True) -> None:
         """Record a local loop and the noisy gradients that it computed.

@@ -152,11 +152,12 @@ def releases(
     """
     sizes = np.asarray(federation.data.train.size).astype(np.int64)
     capacity = federation.data.train.capacity
+    if adapt is not None and adapt.as_in_a_round:
+        adapt = None  # copies that show a further local training are scored and discarded
     adaptations = [
         how.schedule(federation.schedule).fitting(capacity)
         for how in (algorithm.adaptation(), adapt)
-        # Copies that show a further local training are scored by their clients and discarded.
-        if how is not None and not how.as_in_a_round
+        if how is not None
     ]
 
     def rates(schedule: Schedule) -> np.ndarray:
@@ -175,7 +176,7 @@ def releases(
         "sampling": POISSON if all(one.poisson for one in schedules) else ACCOUNTED,
         "sizes": sizes.tolist(),
         "rates": np.max([rates(one) for one in schedules], axis=0).tolist(),
-        "most": max((cut for cut in cuts if cut is not None), default=None),
+        "most": None if None in cuts else max(cut for cut in cuts if cut is not None),
         "per_batch": max(per_batch.values(), default=1),
         "adapted": [
             [rates(one).tolist(), most(one), one.total_steps(sizes).tolist()] for one in adaptations

@@ -170,7 +170,8 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
       TypeError: they are not leaves of the backbone.
     """
     with while_traced(algorithm, "updated_base"):
-        changed = algorithm.updated_base(ctx, algorithm_state(state))
+        outside = outside_rounds(algorithm, ctx, "updated_base")
+        changed = algorithm.updated_base(outside, algorithm_state(state))
     if changed is None:
         return ctx
     backbone = overlaid(ctx.federation.backbone, changed, f"{algorithm.name}.updated_base: ")
@@ -230,6 +231,7 @@ def checked_round(
             for part in (returned if isinstance(returned, tuple | list) else (returned,))
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
+    observer.check_recorded()
     check_uploads_differ(algorithm, ctx.federation, observer)
     returned_state, record = returned
     record = with_all_releases(record, observer)

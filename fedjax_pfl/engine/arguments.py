@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -71,8 +72,11 @@ def checked_program(
     parts = federation.uploads, federation.aggregator, federation.sample_privacy
     facts = None
     if any(part is not None for part in parts) or not federation.schedule.shuffle:
-        facts = round_facts(one_run(algorithm), federation)
+        plain = replace(federation, uploads=None, aggregator=None)
+        facts = round_facts(one_run(algorithm), plain)
         check_uploads(algorithm, federation, facts)
+        if federation.uploads is not None or federation.aggregator is not None:
+            facts = round_facts(one_run(algorithm), federation)
         for schedule in facts.schedules:
             schedule.check_counts(federation.data.train.capacity, rounds)
     runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt, facts)

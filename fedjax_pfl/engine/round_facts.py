@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.core import traced_checks
+from fedjax_pfl.core.extended_state import algorithm_state
 from fedjax_pfl.core.round_observer import RoundFacts, RoundObserver
 from fedjax_pfl.engine.evaluation import named_models
 from fedjax_pfl.federation.federation import Federation
@@ -15,16 +16,12 @@ from fedjax_pfl.federation.federation import Federation
 def round_facts(run: Any, federation: Federation) -> RoundFacts:
     """Trace the initial state, a round and the models of a run; nothing is compiled.
 
-    Uploads are recorded as they are sent, before the federation's upload stage.
-
     Args:
       run: one of `Runs`, whose hyperparameters are numbers.
-      federation: prepared by the algorithm; the noise of its gradients may be unknown.
+      federation: prepared by the algorithm; the noise of a `dp_epsilon` may be unknown.
     """
-    federation = replace(federation, uploads=None, aggregator=None)
-    privacy = federation.sample_privacy
-    if privacy is not None and privacy.noise is None:
-        federation = replace(federation, sample_privacy=replace(privacy, noise=np.float32(0)))
+    if federation.privacy is not None and federation.privacy.noise is None:
+        run = replace(run, numbers={**run.numbers, "dp_noise": np.float32(0)})
     found: list[RoundFacts] = []
 
     def first_round(federation, t, total):
@@ -32,7 +29,7 @@ def round_facts(run: Any, federation: Federation) -> RoundFacts:
         ctx = replace(run.context(federation, t, total), asked=asked)
         state = traced_checks.checked_init(algorithm, ctx)
         after, _ = traced_checks.checked_round(algorithm, ctx, state, observer)
-        named_models(algorithm, ctx, after, ctx.cohort_of().rows)
+        named_models(algorithm, ctx, algorithm_state(after), ctx.cohort_of().rows)
         seen = (frozenset(observer.schedules), tuple(observer.trainings), tuple(observer.uploads))
         found.append(RoundFacts(*seen, reads_num_rounds="num_rounds" in asked))
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from fedjax_pfl.data.federated import Batch
-from fedjax_pfl.utils.errors import UNCOUNTED, UncountedRelease
+from fedjax_pfl.utils.errors import UNCOUNTED, UncountedRelease, require_whole
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Tree
@@ -17,45 +17,55 @@ class Calls:
 
     Args:
       batches: the step's minibatches.
+      key: the step's random key, of which their noise is drawn.
+      loop: number of the local loop in its round.
 
     Attributes:
       total: gradients so far.
     """
 
-    def __init__(self, batches: Sequence[Batch] = ()):
-        self.total = 0
-        self._of_batch = [(batch.valid, 0) for batch in batches]
-        self._of_parts = 0  # those of other samples, which may be of every minibatch
+    def __init__(self, batches: Sequence[Batch] = (), key: Any = None, loop: int = 0):
+        self.total, self.key = 0, key
+        self._of_batch, self._loop = [(batch, 0) for batch in batches], loop
         self._times, self._loops, self._trace = 1, (), trace_state()
 
     @property
     def per_batch(self) -> int:
         """The most gradients on one minibatch so far."""
-        return self._of_parts + max((count for _, count in self._of_batch), default=0)
+        return max((count for _, count in self._of_batch), default=0)
 
     def next(self, batch: Batch) -> tuple[int | jax.Array, ...]:
         """Count a gradient on a minibatch; return numbers that no other one of the step has.
 
         Raises:
-          UncountedRelease: it is in a loop or branch whose executions are not counted.
+          UncountedRelease: it is in a loop or branch whose executions are not counted, or on other
+            samples than a minibatch of the step.
         """
+        self._check_trace()
+        number, self.total = self.total, self.total + self._times
+        known = [_is_same(batch, own) for own, _ in self._of_batch]
+        if not any(known):
+            raise UncountedRelease(
+                f"A gradient with noise on other samples than a minibatch of its step {UNCOUNTED}: "
+                "pass the step's own minibatch."
+            )
+        self._of_batch = [
+            (own, count + self._times * same)
+            for (own, count), same in zip(self._of_batch, known, strict=True)
+        ]
+        return self._loop, number, *self._loops
+
+    def _check_trace(self) -> None:
         if trace_state() != self._trace:
             raise UncountedRelease(
                 f"A gradient with noise in a loop or branch of a local step's own {UNCOUNTED}: "
                 "compute it outside, or in a loop by client.repeat."
             )
-        number, self.total = self.total, self.total + self._times
-        known = [valid is batch.valid for valid, _ in self._of_batch]
-        if not any(known):
-            self._of_parts += self._times
-        self._of_batch = [
-            (valid, count + self._times * same)
-            for (valid, count), same in zip(self._of_batch, known, strict=True)
-        ]
-        return number, *self._loops
 
     def repeat(self, count: int, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
         """Return `lax.fori_loop(0, count, body, carry)`, whose gradients are counted."""
+        require_whole("count", count, 0)
+        self._check_trace()
         before = dict(vars(self))
 
         def counted(k: jax.Array, carry: Any) -> Any:
@@ -68,6 +78,10 @@ class Calls:
             return jax.lax.fori_loop(0, count, counted, carry)
         finally:
             vars(self).update({name: before[name] for name in ("_times", "_loops", "_trace")})
+
+
+def _is_same(one: Batch, other: Batch) -> bool:
+    return all(getattr(one, name) is getattr(other, name) for name in ("inputs", "labels", "valid"))
 
 
 @struct

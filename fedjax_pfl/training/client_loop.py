@@ -98,6 +98,7 @@ class _ClientLoop:
       augment: data augmentation, or None.
       together: whether all clients begin with the same carry.
       platform: platform of the program.
+      number: of the loop in its round.
     """
 
     common: _Common
@@ -108,6 +109,7 @@ class _ClientLoop:
     augment: Augmentation | None
     together: bool
     platform: str
+    number: int = 0
 
     def loop(self) -> Loop:
         return Loop(
@@ -128,7 +130,7 @@ class _ClientLoop:
         per_order = jnp.maximum(self.schedule.steps_per_order(size), 1)
         return _Span(size, per_order, start, start + count)
 
-    def _client(self, lane: _Lane, k: jax.Array, batches: tuple[Batch, ...] = ()) -> Client:
+    def _client(self, lane: _Lane, k: jax.Array, calls: Calls | None = None) -> Client:
         span, data = self._span(lane), self.common.data
         return Client(
             row=lane.row,
@@ -139,7 +141,7 @@ class _ClientLoop:
             step=k - span.start,
             operand=lane.operand,
             batch_size=self.schedule.expected_batch(span.size),
-            calls=Calls(batches),
+            calls=calls,
         )
 
     def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:
@@ -183,7 +185,7 @@ class _ClientLoop:
             self._fetch(lane, places[m], valid[m], rng, m)
             for m in range(self.schedule.batches_per_step)
         )
-        client = self._client(lane, at.k, batches)
+        client = self._client(lane, at.k, Calls(batches, rng, self.number))
         batches = batches[0] if len(batches) == 1 else batches
         value = self.step(at.value, batches, rng, common.broadcast, client)
         return at._replace(k=at.k + 1, value=value)
@@ -268,6 +270,10 @@ def run_clients(
     begun = carry.model if together else None
     common = _Common(begun, broadcast, federation.data, part, key)
 
+    privacy = federation.sample_privacy
+    observer = None if privacy is None else privacy.observer
+    number = 0 if observer is None else observer.next_loop()
+
     def loop(common: _Common) -> Loop:
         return _ClientLoop(
             common=common,
@@ -278,10 +284,10 @@ def run_clients(
             augment=federation.training.augmentation if split == "train" else None,
             together=together,
             platform=federation.execution.platform,
+            number=number,
         ).loop()
 
     runs = run_loops(loop, lanes, common, federation.execution, steps, row_devices)
-    privacy = federation.sample_privacy
-    if privacy is not None and privacy.observer is not None:
-        privacy.observer.count_gradients(given, runs.steps, federation.num_clients)
+    if observer is not None:
+        observer.count_gradients(given, runs.steps, federation.num_clients)
     return runs

@@ -46,8 +46,8 @@ def private_gradient(
       batch: the minibatch.
       privacy: C and z.
       client: the owner of the minibatch.
-      rng: the step's key. No two calls have the same noise: what `client.calls` numbers, and
-        `noise_index`, are folded into it.
+      rng: random key of the loss. Noise is drawn of the step's own key, and no two calls have the
+        same: what `client.calls` numbers, and `noise_index`, are folded into it.
       noise_index: index of the local training in its round.
       trainable: which leaves are trained, a tree of booleans; None for all. Others have the
         gradient 0 without noise.
@@ -55,7 +55,9 @@ def private_gradient(
     """
     size = len(batch.valid)
     chunk = 1 if platform in (None, "cpu") else min(CHUNK, size)
-    samples_key, noise_key = (jax.random.fold_in(rng, purpose) for purpose in (SAMPLES, NOISE))
+    samples_key = jax.random.fold_in(rng, SAMPLES)
+    own = rng if client.calls is None or client.calls.key is None else client.calls.key
+    noise_key = jax.random.fold_in(own, NOISE)
 
     def one(k):
         at = jnp.minimum(k, size - 1)

@@ -275,7 +275,68 @@ class AddsTwice(FedAvg):
         return trained
 
 
+class RepeatsInALoop(FedAvg):
+    """Counted repetitions in a loop of the step's own."""
+
+    def local_update(self, ctx, state, received, **options):
+        step = ctx.sgd_step()
+
+        def often(model, batch, rng, broadcast, client):
+            def one(_, model):
+                return step(model, batch, rng, broadcast, client)
+
+            return jax.lax.fori_loop(0, 5, lambda _, m: client.repeat(2, one, m), model)
+
+        begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
+        return ctx.run_clients(often, begin)
+
+
+class SendsInABranchOfLanes(FedAvg):
+    """A counted branch in lanes of its own."""
+
+    def local_update(self, ctx, state, received, **options):
+        trained = super().local_update(ctx, state, received, **options)
+        send = partial(ctx.upload, reference=core.Broadcast(state.server), what="lanes")
+
+        def lane(k):
+            scaled = jax.tree.map(lambda leaf: leaf * k, trained.models)
+            return ctx.when(ctx.t >= 0, lambda: send(scaled), lambda: scaled)
+
+        jax.vmap(lane)(jnp.arange(3.0))
+        return trained
+
+
+class DoublesMinibatches(FedAvg):
+    """A minibatch beside a copy of it: a sample is clipped twice."""
+
+    def local_update(self, ctx, state, received, **options):
+        step = ctx.sgd_step()
+
+        def both(model, batch, rng, *rest):
+            twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), batch)
+            return step(model, twice, rng, *rest)
+
+        begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
+        return ctx.run_clients(both, begin)
+
+
+class TrainsAside(FedAvg):
+    """By the function that the context calls, past the context."""
+
+    def local_update(self, ctx, state, received, **options):
+        step, schedule = ctx.sgd_step(), ctx.federation.schedule
+        pfl.training.run_clients(
+            ctx.federation, step, step.begin_all(received), rows=ctx.cohort.places,
+            key=ctx.key_for("aside"), schedule=schedule,
+        )  # fmt: skip
+        return super().local_update(ctx, state, received, **options)
+
+
 LIARS = [
+    (RepeatsInALoop, "gradients_withheld", SAMPLE, "in a loop or branch of a local step's own"),
+    (SendsInABranchOfLanes, "uploads_withheld", CLIENT, "'lanes' in a loop, branch or jit"),
+    (DoublesMinibatches, "gradients_withheld", SAMPLE, "on other samples than a minibatch"),
+    (TrainsAside, "gradients_withheld", SAMPLE, "by training.run_clients is not counted"),
     (SendsTwiceAlike, "uploads_withheld", CLIENT, "uploads twice under one name"),
     (
         StepsInALoop,

@@ -46,7 +46,7 @@ def setup():
             batch = pfl.training.Batch(x, y, valid)
 
             def client():
-                expected, calls = jnp.int32(EXPECTED), Calls()
+                expected, calls = jnp.int32(EXPECTED), Calls((batch,))
                 return pfl.training.Client(
                     zero, zero, zero, counts, zero, zero, None, expected, calls
                 )
@@ -143,7 +143,7 @@ def test_fixed_layers_have_no_part(setup):
 
     @jax.jit
     def gradient(noise):
-        expected, calls = jnp.int32(EXPECTED), Calls()
+        expected, calls = jnp.int32(EXPECTED), Calls((batch,))
         client = pfl.training.Client(zero, zero, zero, zero, zero, zero, None, expected, calls)
         private = with_numbers(federation, {"dp_noise": noise})
         step = LocalStep(private, 0.1, trainable=trainable)
