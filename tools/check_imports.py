@@ -1,7 +1,8 @@
 """Check of the imports against the layers of `layers.toml`: `python -m tools.check_imports`.
 
 Reports imports that point upward, imports that `only` or `public` do not allow, cycles, and files
-of one name in a package; ends with 1 if there are any. `--summary` shows components, numbers and imports instead.
+of one name in a package; ends with 1 if there are any. `--summary` shows components, numbers and
+imports instead.
 """
 
 import ast
