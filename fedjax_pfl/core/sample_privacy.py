@@ -80,6 +80,20 @@ def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
         )
 
 
+def check_strict(algorithm: Algorithm, federation: Federation, facts: RoundFacts) -> None:
+    """Raise `InputError` if dp_strict is on and a local loop draws otherwise than accounted."""
+    privacy = federation.sample_privacy
+    if (
+        privacy is not None
+        and privacy.strict
+        and not all(one.schedule.poisson for one in facts.trainings)
+    ):
+        raise InputError(
+            f"With dp_strict minibatches must be drawn as they are accounted, and {algorithm.name} "
+            "has a schedule of its own without poisson=True: leave dp_strict out."
+        )
+
+
 def with_counted_gradients(ctx: Context, observer: RoundObserver) -> Context:
     """Return the context in which an observer counts gradients with noise."""
     privacy = ctx.federation.sample_privacy

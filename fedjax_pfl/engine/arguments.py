@@ -15,7 +15,7 @@ from fedjax_pfl.core.algorithm_registry import validate
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.requirements import check_requirements
-from fedjax_pfl.core.sample_privacy import check_sample_privacy
+from fedjax_pfl.core.sample_privacy import check_sample_privacy, check_strict
 from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_progress
 from fedjax_pfl.engine.host_program import HostProgram
@@ -77,6 +77,7 @@ def checked_program(
         check_uploads(algorithm, federation, facts)
         if federation.uploads is not None or federation.aggregator is not None:
             facts = round_facts(one_run(algorithm), federation)
+        check_strict(algorithm, federation, facts)
         for schedule in facts.schedules:
             schedule.check_counts(federation.data.train.capacity, rounds)
     runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt, facts)

@@ -30,6 +30,7 @@ def round_facts(run: Any, federation: Federation) -> RoundFacts:
         state = traced_checks.checked_init(algorithm, ctx)
         after, _ = traced_checks.checked_round(algorithm, ctx, state, observer)
         named_models(algorithm, ctx, algorithm_state(after), ctx.cohort_of().rows)
+        algorithm.served_clients(ctx)
         seen = (frozenset(observer.schedules), tuple(observer.trainings), tuple(observer.uploads))
         found.append(RoundFacts(*seen, reads_num_rounds="num_rounds" in asked))
 

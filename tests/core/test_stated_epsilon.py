@@ -373,6 +373,23 @@ def test_second_uploads_and_gradients_are_counted(registered):
     np.testing.assert_allclose(larger["rates"], np.minimum(5 / np.array(SIZES), 1))
 
 
+def test_strict_privacy_looks_at_every_loop(registered):
+    class Shuffles(FedAvg):
+        """On shuffled minibatches beside the federation's."""
+
+        def local_update(self, ctx, state, received, **options):
+            step = ctx.sgd_step()
+            schedule = pfl.training.Schedule(steps=1, batch_size=2)
+            ctx.run_clients(step, step.begin_all(received), purpose="more", schedule=schedule)
+            return FedAvg.local_update(self, ctx, state, received, **options)
+
+    options = SAMPLE | {"batch_order": "poisson", "dp_strict": True}
+    federation = toy_federation(SIZES, **options)
+    pfl.Simulation(registered(FedAvg), federation).check(1)
+    with pytest.raises(pfl.InputError, match="own has a schedule of its own without poisson"):
+        pfl.Simulation(registered(Shuffles), federation).check(1)
+
+
 def test_clients_that_are_not_drawn_send_nothing():
     observer, ids = RoundObserver(), jnp.arange(5)
     everyone = pfl.Context(toy_federation(SIZES), jax.random.key(0), 0, 1, None).cohort_of()
