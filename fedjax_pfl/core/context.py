@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.core.context_uploads import Exchange
 from fedjax_pfl.core.counting import COUNTS, Counting, add_counts
-from fedjax_pfl.core.exchange import Exchange
 from fedjax_pfl.core.record import Record, packed, recorded
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import Schedule

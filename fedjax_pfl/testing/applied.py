@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.core.exchange import Exchange
+from fedjax_pfl.core.context_uploads import Exchange
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.engine.runs import make_runs

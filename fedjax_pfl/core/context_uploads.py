@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.core.round_info import RoundInfo
+from fedjax_pfl.core.context_base import RoundInfo
 from fedjax_pfl.core.round_observer import Upload
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
