@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.core.context_uploads import Exchange
+from fedjax_pfl.core.context_uploads import ContextUploads
 from fedjax_pfl.core.counting import COUNTS, Counting, add_counts
 from fedjax_pfl.core.record import Record, packed, recorded
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -31,16 +31,16 @@ from fedjax_pfl.utils.typing import (
     Tree,
 )
 
-NEW_CLIENTS = "personalize"  # the purpose of training of clients that never took part
+NEW_CLIENTS = "personalize"  # purpose of the keys with which new clients train
 
 
 @dataclass(frozen=True)
-class Context(Exchange):
+class Context(ContextUploads):
     """The context of one round, passed to the functions of an algorithm."""
 
     def of_new_clients(self) -> "Context":
         """Return this context with every client as a member and the random keys of new clients."""
-        return replace(self, cohort=self.cohort_of(), training=NEW_CLIENTS)
+        return replace(self, cohort=self.cohort_of(), train_purpose=NEW_CLIENTS)
 
     def train(
         self,
@@ -74,7 +74,7 @@ class Context(Exchange):
           InputError: an unknown option, or more steps than can be counted.
           TypeError: a stack without one row for each member.
         """
-        cohort, purpose = self.cohort if cohort is None else cohort, purpose or self.training
+        cohort, purpose = self.cohort if cohort is None else cohort, purpose or self.train_purpose
         options.setdefault("learning_rate", self.learning_rate)
         options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
         options["key"] = self.key_for(purpose)
@@ -114,10 +114,10 @@ class Context(Exchange):
           noise_index: index of the adaptation after this round; each draws noise of its own.
           purpose: names the random keys; each adaptation within a round has its own.
         """
-        if self.observer is not None:  # another one than those after the round
+        if self.observer is not None:  # within a round: other minibatches and noise than after it
             purpose, noise_index = f"{purpose} in a round", self._noise_index()
         elif noise_index and self.federation.sample_privacy is not None:
-            purpose = f"{purpose} {noise_index}"  # minibatches of its own, as they are accounted
+            purpose = f"{purpose} {noise_index}"  # accounting assumes minibatches of its own
         adapted = adapting.adapt(
             self.federation, models, self.cohort_of(rows), how, key=self.key_for(purpose),
             learning_rate=self.learning_rate, noise_index=noise_index,
@@ -159,7 +159,7 @@ class Context(Exchange):
     def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
         """Return the steps [M] of earlier rounds for an unshuffled schedule, else None."""
         schedule = schedule or self.federation.schedule
-        if schedule.shuffle or self.training == NEW_CLIENTS:
+        if schedule.shuffle or self.train_purpose == NEW_CLIENTS:
             return None
         sizes = self.federation.data.train.size[cohort.rows]
         return cohort.earlier_starts * schedule.total_steps(sizes)
@@ -186,7 +186,7 @@ class Context(Exchange):
             options.setdefault("active", self.cohort.mask)
             if options.get("split", "train") == "train":
                 options.setdefault("cursor", self._cursor(self.cohort, schedule))
-        schedule, purpose = schedule or self.federation.schedule, purpose or self.training
+        schedule, purpose = schedule or self.federation.schedule, purpose or self.train_purpose
         runs = run_clients(
             self.federation,
             step,

@@ -1,4 +1,4 @@
-"""Round metadata: the round number, random keys, cohort and clients."""
+"""Fields of `Context`: the federation, the round number, random keys and the cohort."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from fedjax_pfl.utils.typing import Key, Model, PerClient, PerMember, Rows, Scal
 
 
 @dataclass(frozen=True)
-class RoundInfo:
-    """Round metadata: the round number, random keys, cohort and clients.
+class ContextBase:
+    """The fields of `Context`, and what follows from them alone.
 
     Attributes:
       federation: the clients, their data and how they train.
@@ -28,7 +28,7 @@ class RoundInfo:
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
       total_rounds: int32, the number of rounds; traced. Algorithms read it as `num_rounds`, which
-        is noted.
+        notes that they do.
       cohort: the clients that take part.
       observer: counts a round's forward passes and local steps, or None.
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
@@ -37,11 +37,11 @@ class RoundInfo:
       outside: name of the function that is traced if it is not `round`; uploads and noisy
         gradients are refused in it. "" within a round.
       reader: reads rows of clients whose state is not on the device (`trees.PartialLeaf`), or None.
-      rounds_in_noise: whether noise depends on the number of rounds: for algorithms that read it,
-        which start over if a run is given more.
-      asked: a set that gets the name "num_rounds" when an algorithm reads it, or None.
-      training: the purpose of local training that names no other. New clients' has keys of its own,
-        and unshuffled schedules begin with it.
+      rounds_in_noise: whether the number of rounds is part of the keys of noise. It is for
+        algorithms that read it: a longer run of these starts over, with new noise.
+      asked: a set to which reading `num_rounds` adds that name, or None.
+      train_purpose: purpose of the random keys of local training, where a call names no other. New
+        clients have a purpose of their own, and begin unshuffled schedules at their first sample.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
     """
 
@@ -58,7 +58,7 @@ class RoundInfo:
     rounds_in_noise: bool = False
     asked: set[str] | None = None
     replicated: list[tuple[Any, Any]] | None = None
-    training: str = "train"
+    train_purpose: str = "train"
 
     @property
     def num_clients(self) -> int:

@@ -1,4 +1,4 @@
-"""The exchange of a round: uploads, aggregation and mixing."""
+"""Uploads, aggregation and mixing in a round: methods of `Context`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.core.context_base import RoundInfo
+from fedjax_pfl.core.context_base import ContextBase
 from fedjax_pfl.core.round_observer import Upload
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
@@ -19,8 +19,11 @@ from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
 
 
 @dataclass(frozen=True)
-class Exchange(RoundInfo):
-    """Uploads, aggregation and mixing in one round, with the federation's stages and rules."""
+class ContextUploads(ContextBase):
+    """The methods of `Context` for uploads, aggregation and mixing.
+
+    They apply the federation's upload stage and robust rule.
+    """
 
     def upload(
         self,
@@ -71,7 +74,7 @@ class Exchange(RoundInfo):
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
         key = keys.of_mechanism(self.key_for(f"upload/{what}"), self.learning_rate)
-        if self.rounds_in_noise:  # with more rounds the run starts over
+        if self.rounds_in_noise:  # a longer run starts over, and must draw new noise
             key = jax.random.fold_in(key, self.total_rounds)
         info = UploadInfo(
             cohort.ids,

@@ -43,7 +43,7 @@ class Runs:
       seed: uint32; varies initialization, cohorts and batches.
       numbers: used instead of the federation's of these names, see `number_paths`.
       backbone: leaves of the network that no client's model holds, if they are there already.
-      rounds_in_noise: see `RoundInfo`.
+      rounds_in_noise: see `ContextBase`.
     """
 
     algorithm: Algorithm

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import mixing
-from fedjax_pfl.core.context_uploads import Exchange
+from fedjax_pfl.core.context_uploads import ContextUploads
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.engine.runs import make_runs
@@ -36,13 +36,15 @@ class _Notes:
         for name in PRODUCTS:
             noted = self._noting(getattr(mixing, name))
             self._patches.enter_context(mock.patch.object(mixing, name, noted))
-        used = Exchange.matrices_used
+        used = ContextUploads.matrices_used
 
         def matrices_used(ctx, cohort, matrices):
             self.recorded = dict(matrices)
             return used(ctx, cohort, matrices)
 
-        self._patches.enter_context(mock.patch.object(Exchange, "matrices_used", matrices_used))
+        self._patches.enter_context(
+            mock.patch.object(ContextUploads, "matrices_used", matrices_used)
+        )
         return self
 
     def __exit__(self, *error: Any) -> None:
