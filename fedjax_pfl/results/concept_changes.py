@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.results.model_names import PERSONALIZED, PREVIOUS
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 from fedjax_pfl.utils.errors import InputError
 
 RECOVERED = 0.9  # part of the drop that is undone

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_pfl.results import result_table
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 
 if TYPE_CHECKING:
     import pandas as pd  # slow imports: only where they are used

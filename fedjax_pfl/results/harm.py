@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 from fedjax_pfl.results.table import Column
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_pfl.results import privacy
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 
 MOST = 8  # most clients that a sentence names
 LOCAL = 0.95  # mean self-weight above which clients hardly mix

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from fedjax_pfl.results import result_table
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 from fedjax_pfl.utils.errors import require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from fedjax_pfl.utils.plotting import COLOURS, HEAT, canvas, client_ticks

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 from fedjax_pfl.uploads import accounting
 
 

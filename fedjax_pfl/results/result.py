@@ -20,7 +20,7 @@ from fedjax_pfl.results import (
     significance,
 )
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure

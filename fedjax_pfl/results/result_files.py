@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.atomic_files import atomic_write, read_json, require_version, writing
 from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.results.measurements import Measurements
+from fedjax_pfl.results.result_fields import Measurements
 from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
 

@@ -17,7 +17,7 @@ from fedjax_pfl.results.notes import (
     scored_clients,
     without_steps,
 )
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 
 
 def one_line(result: Scored) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_pfl.results import notes, privacy
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
 from fedjax_pfl.results.model_names import ADAPTED, TRAINED
-from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.results.result_scores import Scored
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import Measure
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from fedjax_pfl.results import accuracy_conventions
 from fedjax_pfl.results.means import mean_over_clients
-from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, TRAINED
+from fedjax_pfl.results.result_fields import Measurements
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
