@@ -5,8 +5,8 @@ import os
 import jax
 
 import fedjax_pfl as pfl
-from fedjax_pfl.execution import processes, shares
-from fedjax_pfl.execution.shares import AUTO
+from fedjax_pfl.execution import mesh_shape, processes
+from fedjax_pfl.execution.mesh_shape import AUTO
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
 
@@ -31,9 +31,9 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     if processes.is_distributed():
         return _of_several(devices, mesh)
     if mesh != AUTO:
-        asked = shares.parsed(mesh)
+        asked = mesh_shape.parsed(mesh)
         if devices != "auto":
-            shares.check(asked, _whole(devices), f"--devices is {devices}")
+            mesh_shape.check(asked, _whole(devices), f"--devices is {devices}")
         there = _start(asked.devices) or asked.devices <= len(jax.local_devices())
         return asked.devices if there else 1
     wanted = cores() if devices == "auto" else _whole(devices)
@@ -81,14 +81,14 @@ def _of_all(devices: str, mesh: str, count: int) -> int | None:
     """
     wanted = None if devices == "auto" else _whole(devices)
     if mesh != AUTO:
-        asked = shares.parsed(mesh)
+        asked = mesh_shape.parsed(mesh)
         if wanted is not None:
-            shares.check(asked, wanted, f"--devices is {devices}")
+            mesh_shape.check(asked, wanted, f"--devices is {devices}")
         wanted = asked.devices
     if wanted is None or wanted % count == 0:
         return wanted
     if mesh != AUTO:
-        fits = shares.nearest(shares.parsed(mesh), -(-wanted // count) * count)
+        fits = mesh_shape.nearest(mesh_shape.parsed(mesh), -(-wanted // count) * count)
         raise pfl.InputError(
             f"--mesh must take a multiple of {count} devices, the number of processes, and "
             f"{mesh} takes {wanted}: the nearest that fits is {fits}."

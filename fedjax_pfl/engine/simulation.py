@@ -20,7 +20,7 @@ from fedjax_pfl.engine.program import Lowered, Program
 from fedjax_pfl.engine.round_state import ENDLESS, RoundState, begin
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
 from fedjax_pfl.engine.tpu_memory import resident
-from fedjax_pfl.execution import shares
+from fedjax_pfl.execution import mesh_shape
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described_devices
@@ -120,7 +120,7 @@ class Simulation:
         devices: Sequence[Device],
         rounds: int = 1,
         *,
-        mesh: str = shares.AUTO,
+        mesh: str = mesh_shape.AUTO,
         chunk: int = arguments.CHUNK,
     ) -> Lowered:
         """Lower the program for devices that are only described; nothing is compiled or run.
@@ -134,13 +134,15 @@ class Simulation:
         Raises:
           InputError: `run` would refuse these arguments.
         """
-        requested = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
-        shares.check(requested, len(devices), f"there are {len(devices)}")
+        requested = (
+            mesh_shape.Shares(len(devices)) if mesh == mesh_shape.AUTO else mesh_shape.parsed(mesh)
+        )
+        mesh_shape.check(requested, len(devices), f"there are {len(devices)}")
         federation = self.federation
         alike = replace(
             federation.execution, devices=requested.clients, runs=requested.runs, fill=1.0
         )
-        alike = replace(alike, runs_first=mesh == shares.AUTO)
+        alike = replace(alike, runs_first=mesh == mesh_shape.AUTO)
         federation = replace(federation, execution=assign_lanes(alike, federation.steps()))
         with described_devices(devices):
             program = resident(self._program(rounds, chunk, federation))

@@ -17,8 +17,8 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from fedjax_pfl.execution.mesh_shape import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.processes import all_devices, is_distributed, put
-from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.typing import Device, Tree
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from fedjax_pfl.execution import processes, shares
+from fedjax_pfl.execution import mesh_shape, processes
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import InputError, shown
@@ -57,11 +57,11 @@ class Execution:
           InputError: fewer runs than parts of the runs.
         """
         if self.runs_first:
-            mesh = shares.automatic(self.all_devices, runs)
+            mesh = mesh_shape.automatic(self.all_devices, runs)
             return replace(self, devices=mesh.clients, runs=mesh.runs, runs_first=False)
         if runs < self.runs:
-            given = shares.Shares(self.devices, self.runs)
-            fits = shares.automatic(self.all_devices, runs)
+            given = mesh_shape.Shares(self.devices, self.runs)
+            fits = mesh_shape.automatic(self.all_devices, runs)
             raise InputError(
                 f"mesh {given} has devices for {self.runs} runs at a time, but there are {runs} "
                 f"(seeds times settings): {fits} would use them all."
@@ -95,12 +95,12 @@ def resolve_execution(
     seeds: str = "auto",
     devices: int = 1,
     platform: str | None = None,
-    mesh: str = shares.AUTO,
+    mesh: str = mesh_shape.AUTO,
 ) -> Execution:
     """Resolve a user's choice; "auto" is map on CPUs and vmap on accelerators.
 
-    `platform` is that of this process by default. `mesh` divides the devices between clients and
-    runs (`shares.parsed`), with as many devices as it needs if `devices` is 1; "auto" leaves the
+    `platform` is that of this process by default. `mesh` divides devices between clients and runs
+    (`mesh_shape.parsed`) and takes as many devices as it needs if `devices` is 1; "auto" leaves the
     division to `Execution.shared`.
 
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
@@ -122,12 +122,12 @@ def resolve_execution(
     max_lanes = _max_lanes(clients, default)
     whole = isinstance(devices, int) and not isinstance(devices, bool)
     there = len(processes.all_devices())
-    asked = None if isinstance(mesh, str) and mesh == shares.AUTO else shares.parsed(mesh)
+    asked = None if isinstance(mesh, str) and mesh == mesh_shape.AUTO else mesh_shape.parsed(mesh)
     if asked is not None:
         if whole and devices != 1:
-            shares.check(asked, devices, f"devices is {devices}")
+            mesh_shape.check(asked, devices, f"devices is {devices}")
         if asked.devices > there or processes.is_distributed():
-            shares.check(asked, there, f"there are {there}")
+            mesh_shape.check(asked, there, f"there are {there}")
         devices = asked.devices
     if processes.is_distributed() and not (whole and devices == there):
         raise InputError(

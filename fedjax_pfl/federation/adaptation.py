@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from fedjax_pfl.federation.batching import COUNT_LIMIT, Count, Schedule
-from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
+from fedjax_pfl.federation.option_groups import Group, option
 from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require
 

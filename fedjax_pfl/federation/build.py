@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.planning import creation_order
+from fedjax_pfl.aggregation.leaf_plan_of_model import creation_order
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.feature_shift import with_corruption
@@ -15,10 +15,10 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.execution.processes import is_distributed
 from fedjax_pfl.federation.batching import IN_ORDER
-from fedjax_pfl.federation.config_field import documented, gathered
 from fedjax_pfl.federation.feature_cache import with_cached_features
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
+from fedjax_pfl.federation.option_groups import documented, gathered
 from fedjax_pfl.federation.options import (
     GROUPS,
     DriftOptions,

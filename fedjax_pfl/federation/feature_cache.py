@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.planning import paths_in_order
+from fedjax_pfl.aggregation.leaf_plan_of_model import paths_in_order
 from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution import row_padding

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_pfl.aggregation import planning
 from fedjax_pfl.aggregation.aggregators import Aggregator
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
+from fedjax_pfl.aggregation.leaf_plan_of_model import extended
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution.lane_assignment import assign_lanes
@@ -249,7 +249,7 @@ class Federation:
             inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
             check_features(self._shaped, self.model_shapes, inputs)
         changed = replace(self, network=network)
-        plan = planning.extended(self.plan, changed.model_shapes, personal)
+        plan = extended(self.plan, changed.model_shapes, personal)
         return replace(changed, plan=plan)
 
     def with_personal_head(self, fresh: bool = False) -> "Federation":

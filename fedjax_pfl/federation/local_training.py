@@ -14,7 +14,6 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, check_augmentation
 from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
-from fedjax_pfl.federation.config_field import Group, Option, declared, option, shared_option
 from fedjax_pfl.federation.lr_schedules import LR_SCHEDULES, named_schedule
 from fedjax_pfl.federation.optimizers import (
     OPTIMIZERS,
@@ -24,6 +23,7 @@ from fedjax_pfl.federation.optimizers import (
     named_optimizer,
     optimizer_name,
 )
+from fedjax_pfl.federation.option_groups import Group, Option, declared, option, shared_option
 from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.errors import (
     InputError,

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.public_part import sample_hashes
-from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.option_groups import Group, option
 from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import parse_ranks, with_adapters
 from fedjax_pfl.models.base_types import BASE_DTYPES

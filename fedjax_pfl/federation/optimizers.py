@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.option_groups import Group, option
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.registries import (

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData, by_class, check_turns, make_split
@@ -26,10 +26,10 @@ from fedjax_pfl.execution.strategy import (
     Execution,
     resolve_execution,
 )
-from fedjax_pfl.federation.config_field import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
+from fedjax_pfl.federation.option_groups import Group, Option, declared, gathered, option
 from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.federation.threat_options import ALLOWED, STRENGTHS, ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions

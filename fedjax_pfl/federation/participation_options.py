@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.option_groups import Group, option
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require

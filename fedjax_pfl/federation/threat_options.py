@@ -16,7 +16,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, brightness, poison
-from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.option_groups import Group, option
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
 from fedjax_pfl.utils.conversions import convert, is_list

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
+from fedjax_pfl.federation.option_groups import Group, option
 from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, on_device
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
 from fedjax_pfl.uploads.pipeline import (

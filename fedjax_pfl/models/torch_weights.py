@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.planning import paths_in_order
+from fedjax_pfl.aggregation.leaf_plan_of_model import paths_in_order
 from fedjax_pfl.models import vit_names
 from fedjax_pfl.models.cnn import CNN
 from fedjax_pfl.models.mlp import MLP

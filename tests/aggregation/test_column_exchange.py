@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import mixing, similarity
 from fedjax_pfl.aggregation import column_exchange
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, place, rows_of, sharing
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_for

@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.aggregation.sharing import SharedLayers, describe_rule
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.utils.trees import join

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedjax_pfl import InputError, mixing, similarity
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from tests.references.simplex import smallest_quadratic
 
 ALL = np.ones(3, bool)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation import mixing, similarity, streamed
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.utils import trees
 
 pytestmark = pytest.mark.costly

@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.cli import devices
 from fedjax_pfl.execution.mesh import CLIENTS, described_devices, mesh_of, place
-from fedjax_pfl.execution.shares import RUNS, Shares, automatic, nearest, parsed
+from fedjax_pfl.execution.mesh_shape import RUNS, Shares, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.execution.mesh_cases import numbers

@@ -18,7 +18,7 @@ import fedjax_pfl as pfl
 from experiments import compare, run, sweep
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.sources.cifar import LAYOUTS
-from fedjax_pfl.federation.config_field import declared
+from fedjax_pfl.federation.option_groups import declared
 from fedjax_pfl.federation.options import GROUPS, ParticipationOptions
 from fedjax_pfl.results import model_axes
 from fedjax_pfl.training import SGD, Schedule, WeightDistribution

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.aggregation.planning import leaf_plan
+from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.models.networks import MODELS, make_model
 from fedjax_pfl.models.task import EVALUATION, LinenTask
