@@ -135,7 +135,9 @@ class Simulation:
           InputError: `run` would refuse these arguments.
         """
         requested = (
-            mesh_shape.Shares(len(devices)) if mesh == mesh_shape.AUTO else mesh_shape.parsed(mesh)
+            mesh_shape.MeshShape(len(devices))
+            if mesh == mesh_shape.AUTO
+            else mesh_shape.parsed(mesh)
         )
         mesh_shape.check(requested, len(devices), f"there are {len(devices)}")
         federation = self.federation

@@ -17,7 +17,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from fedjax_pfl.execution.mesh_shape import CLIENTS, RUNS, Shares, check
+from fedjax_pfl.execution.mesh_shape import CLIENTS, RUNS, MeshShape, check
 from fedjax_pfl.execution.processes import all_devices, is_distributed, put
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.typing import Device, Tree
@@ -40,7 +40,7 @@ def mesh_of(devices: int, runs: int = 1) -> Mesh:
     Raises:
       InputError: fewer devices are available.
     """
-    there, asked = _described.value or all_devices(), Shares(devices, runs)
+    there, asked = _described.value or all_devices(), MeshShape(devices, runs)
     if asked.devices > len(there):
         check(asked, len(there), f"there are {len(there)}")
     return _mesh(there[: asked.devices], runs)

@@ -10,7 +10,7 @@ CLIENTS, RUNS = "clients", "runs"  # axes of the mesh of devices
 AUTO = "auto"
 
 
-class Shares(NamedTuple):
+class MeshShape(NamedTuple):
     """Shape of the device mesh: `runs` groups of `clients` devices, which divide the runs."""
 
     clients: int = 1
@@ -24,17 +24,17 @@ class Shares(NamedTuple):
         return f"{CLIENTS}:{self.clients},{RUNS}:{self.runs}"
 
 
-def automatic(devices: int, runs: int) -> Shares:
+def automatic(devices: int, runs: int) -> MeshShape:
     """Divide devices by runs first, which need no communication, then by clients.
 
     The axis of runs takes the largest number that divides both the devices and the runs, so that
     no device is without work.
     """
     first = math.gcd(devices, runs)
-    return Shares(devices // first, first)
+    return MeshShape(devices // first, first)
 
 
-def parsed(word: str) -> Shares:
+def parsed(word: str) -> MeshShape:
     """Parse a text such as "clients:4,runs:2"; a missing axis has one device.
 
     Raises:
@@ -51,10 +51,10 @@ def parsed(word: str) -> Shares:
         if name not in (CLIENTS, RUNS):
             raise unknown_name("axis of the mesh", name, (CLIENTS, RUNS))
         sizes[name] = decimal(count) or 1
-    return Shares(sizes.get(CLIENTS, 1), sizes.get(RUNS, 1))
+    return MeshShape(sizes.get(CLIENTS, 1), sizes.get(RUNS, 1))
 
 
-def check(mesh: Shares, devices: int, where: str) -> None:
+def check(mesh: MeshShape, devices: int, where: str) -> None:
     """Raise `InputError` unless a mesh takes `devices` devices; `where` names their source."""
     if mesh.devices != devices:
         raise InputError(
@@ -63,8 +63,8 @@ def check(mesh: Shares, devices: int, where: str) -> None:
         )
 
 
-def nearest(mesh: Shares, devices: int) -> Shares:
+def nearest(mesh: MeshShape, devices: int) -> MeshShape:
     """Return the mesh for a number of devices whose axes have the most similar ratio."""
     wanted = math.log(mesh.clients / mesh.runs)
-    fitting = [Shares(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
+    fitting = [MeshShape(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
     return min(fitting, key=lambda one: abs(math.log(one.clients / one.runs) - wanted))

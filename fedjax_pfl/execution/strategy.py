@@ -60,7 +60,7 @@ class Execution:
             mesh = mesh_shape.automatic(self.all_devices, runs)
             return replace(self, devices=mesh.clients, runs=mesh.runs, runs_first=False)
         if runs < self.runs:
-            given = mesh_shape.Shares(self.devices, self.runs)
+            given = mesh_shape.MeshShape(self.devices, self.runs)
             fits = mesh_shape.automatic(self.all_devices, runs)
             raise InputError(
                 f"mesh {given} has devices for {self.runs} runs at a time, but there are {runs} "

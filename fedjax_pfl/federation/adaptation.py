@@ -8,7 +8,7 @@ import jax
 
 from fedjax_pfl.federation.batching import COUNT_LIMIT, Count, Schedule
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -35,7 +35,7 @@ class JointEpochs(Schedule):
 
 
 @dataclass(frozen=True)
-class Adaptation(Group):
+class Adaptation(OptionGroup):
     """Local steps on a copy of a client's model before scoring; the copy is then discarded.
 
     By default a copy takes the local training of a round: the federation's schedule (shuffled),

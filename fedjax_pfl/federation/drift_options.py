@@ -9,7 +9,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.drift import ROTATE, SWAP, make_drift, schedule
 from fedjax_pfl.data.federated import FederatedData, check_turns
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -17,7 +17,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True)
-class DriftOptions(Group):
+class DriftOptions(OptionGroup):
     """Options of concept drift, see `fedjax_pfl.data.drift`."""
 
     drift: str = option(

@@ -23,7 +23,7 @@ from fedjax_pfl.federation.optimizers import (
     named_optimizer,
     optimizer_name,
 )
-from fedjax_pfl.federation.option_groups import Group, Option, declared, option, shared_option
+from fedjax_pfl.federation.option_groups import Option, OptionGroup, declared, option, shared_option
 from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.errors import (
     InputError,
@@ -41,7 +41,7 @@ PLAIN, CONSTANT = "sgd", "constant"  # the defaults
 
 
 @struct
-class LocalTraining(Group):
+class LocalTraining(OptionGroup):
     """Options of local training.
 
     In a federation, `federation.training`, its numbers are arrays of the model's type.

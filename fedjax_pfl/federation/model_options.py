@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.public_part import sample_hashes
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import parse_ranks, with_adapters
 from fedjax_pfl.models.base_types import BASE_DTYPES
@@ -34,7 +34,7 @@ CONVOLUTIONS = ("auto", "xla")
 
 
 @dataclass(frozen=True)
-class ModelOptions(Group):
+class ModelOptions(OptionGroup):
     """Options of the clients' network."""
 
     model_options: dict[str, Any] | None = option(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.registries import (
@@ -23,7 +23,7 @@ from fedjax_pfl.utils.typing import Tree
 
 
 @dataclass(frozen=True)
-class SGD(Group):
+class SGD(OptionGroup):
     """SGD as a function of the learning rate.
 
     It can be replaced with any hashable function `learning_rate -> optax.GradientTransformation`.

@@ -1,7 +1,7 @@
 """Declaration of options with their defaults, descriptions and ranges.
 
-A group of options is a frozen dataclass, a subclass of `Group`, whose fields are made by `option`.
-Checks, the signature and docstring of `federate`, and command-line flags derive from these fields.
+A group of options is a subclass of `OptionGroup`, a frozen dataclass whose fields are made by
+`option`. Checks, the signature and docstring of `federate`, and flags of commands derive from it.
 """
 
 import inspect
@@ -152,7 +152,7 @@ def declared(group: type) -> dict[str, Option]:
 
 
 @dataclass(frozen=True)
-class Group:
+class OptionGroup:
     """Base class of groups of options; each builds its part of a federation."""
 
     def validate(self) -> None:
@@ -172,8 +172,8 @@ class Group:
 
 
 def gathered(
-    groups: Sequence[type[Group]], values: Mapping[str, Any], taker: str
-) -> dict[type[Group], Any]:
+    groups: Sequence[type[OptionGroup]], values: Mapping[str, Any], taker: str
+) -> dict[type[OptionGroup], Any]:
     """Distribute options to groups; return each checked group by its class.
 
     Args:
@@ -196,7 +196,7 @@ def gathered(
     }
 
 
-def documented(*groups: type[Group]) -> Callable[..., Any]:
+def documented(*groups: type[OptionGroup]) -> Callable[..., Any]:
     """Return a decorator that expands `**options` in a function's signature and docstring."""
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:

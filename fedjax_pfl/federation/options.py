@@ -29,7 +29,7 @@ from fedjax_pfl.execution.strategy import (
 from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
-from fedjax_pfl.federation.option_groups import Group, Option, declared, gathered, option
+from fedjax_pfl.federation.option_groups import Option, OptionGroup, declared, gathered, option
 from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.federation.threat_options import ALLOWED, STRENGTHS, ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
@@ -65,7 +65,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SharingOptions(Group):
+class SharingOptions(OptionGroup):
     """Options of shared leaves, see `leaf_plan`."""
 
     batch_norm: str | None = option(
@@ -106,7 +106,7 @@ class SharingOptions(Group):
 
 
 @dataclass(frozen=True)
-class InputOptions(Group):
+class InputOptions(OptionGroup):
     """Options of the data: input scaling and client ids."""
 
     input_scaling: str | Sequence[Any] = option(
@@ -231,7 +231,7 @@ class InputOptions(Group):
 
 
 @dataclass(frozen=True)
-class ScoringOptions(Group):
+class ScoringOptions(OptionGroup):
     """Options of scoring."""
 
     metrics: Sequence[str | Metric] | None = option(
@@ -255,7 +255,7 @@ class ScoringOptions(Group):
 
 
 @dataclass(frozen=True)
-class ExecutionOptions(Group):
+class ExecutionOptions(OptionGroup):
     """Options of execution on devices; results are equal up to rounding."""
 
     client_execution: str | int = option(
@@ -318,7 +318,7 @@ def checked_number(name: str, value: Any) -> float:
 
 
 # In the order of `federate` and of command lines.
-GROUPS: tuple[type[Group], ...] = (
+GROUPS: tuple[type[OptionGroup], ...] = (
     ModelOptions,
     SharingOptions,
     LocalTraining,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require
@@ -17,7 +17,7 @@ STRAGGLER_SCHEDULES = ("code", "paper")
 
 
 @dataclass(frozen=True)
-class ParticipationOptions(Group):
+class ParticipationOptions(OptionGroup):
     """Options of participation, see `Participation`."""
 
     participation: float = option(

@@ -16,7 +16,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, brightness, poison
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
 from fedjax_pfl.utils.conversions import convert, is_list
@@ -73,7 +73,7 @@ STRENGTHS = tuple(
 
 
 @dataclass(frozen=True)
-class ThreatOptions(Group):
+class ThreatOptions(OptionGroup):
     """Options of Byzantine clients, and of the rule that aggregates in spite of them."""
 
     attack: str = option(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
-from fedjax_pfl.federation.option_groups import Group, option
+from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, on_device
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
 from fedjax_pfl.uploads.pipeline import (
@@ -27,7 +27,7 @@ PRIVATE = "dp='client' or dp='sample'"  # what options of privacy need
 
 
 @dataclass(frozen=True)
-class PrivacyOptions(Group):
+class PrivacyOptions(OptionGroup):
     """Differential privacy: of clients, by what they send, or of samples, by local gradients."""
 
     dp: str = option(
@@ -111,7 +111,7 @@ class PrivacyOptions(Group):
 
 
 @dataclass(frozen=True)
-class CompressionOptions(Group):
+class CompressionOptions(OptionGroup):
     """Compression of what clients send, and the numbers of secure aggregation."""
 
     compress: str = option(

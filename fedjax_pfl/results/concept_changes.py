@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.results.model_names import PERSONALIZED, PREVIOUS
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.utils.errors import InputError
 
 RECOVERED = 0.9  # part of the drop that is undone
@@ -48,7 +48,7 @@ class Change(NamedTuple):
         return {k: float(v) if np.isfinite(v) else None for k, v in values.items()} | counts
 
 
-def changes(result: Scored, setting: int = 0, model: str = PERSONALIZED) -> list[Change]:
+def changes(result: ResultScores, setting: int = 0, model: str = PERSONALIZED) -> list[Change]:
     """Return what happens at each change of concept; see `Result.changes`."""
     if "concept" not in result.clients:
         raise InputError("No concept drift in this result: give drift and drift_rounds.")
@@ -102,7 +102,7 @@ def _first(curves: np.ndarray, level: float) -> float:
     return np.inf
 
 
-def summary(result: Scored, setting: int) -> dict[str, Any]:
+def summary(result: ResultScores, setting: int) -> dict[str, Any]:
     """Return entries for a result's summary: the changes' means, or nothing without drift."""
     if "concept" not in result.clients or f"{PERSONALIZED}/{PREVIOUS}/loss" not in result.scores:
         return {}

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_pfl.results import result_table
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 
 if TYPE_CHECKING:
     import pandas as pd  # slow imports: only where they are used
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RUNS = ("seed", "setting")
 
 
-def to_xarray(result: Scored) -> "xr.Dataset":
+def to_xarray(result: ResultScores) -> "xr.Dataset":
     """Convert a result; see `Result.to_xarray`."""
     import xarray as xr
 
@@ -68,7 +68,7 @@ def _axes(values: np.ndarray) -> tuple[str, ...]:
     return (*RUNS, "matrix_round", *middle, *inner)
 
 
-def to_pandas(result: Scored) -> "pd.DataFrame":
+def to_pandas(result: ResultScores) -> "pd.DataFrame":
     """Convert a result; see `Result.to_pandas`."""
     data = to_xarray(result)
 
@@ -87,7 +87,7 @@ def to_pandas(result: Scored) -> "pd.DataFrame":
     return frame.reset_index()
 
 
-def to_html(result: Scored) -> str:
+def to_html(result: ResultScores) -> str:
     """Format the table of a result and its notes for a notebook."""
     if not result.is_scored:
         return f"<p>{html.escape(repr(result))}</p>"

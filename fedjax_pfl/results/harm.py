@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.results.table import Column
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -111,7 +111,7 @@ class Gains:
 
 
 def gains(
-    result: Scored, baseline: Scored, model: str = PERSONALIZED, split: str = "test"
+    result: ResultScores, baseline: ResultScores, model: str = PERSONALIZED, split: str = "test"
 ) -> Gains:
     """Return the gains of `Result.gains`."""
     for one in (result, baseline):
@@ -138,7 +138,7 @@ def gains(
     return Gains(values, errors, seeds, np.asarray(result.client_ids), measure)
 
 
-def _last(result: Scored, seeds: tuple[int, ...], model: str, split: str) -> np.ndarray:
+def _last(result: ResultScores, seeds: tuple[int, ...], model: str, split: str) -> np.ndarray:
     at = [result.seeds.index(seed) for seed in seeds]
     return result.values(model, split)[at, 0, -1].astype(np.float64)
 

@@ -5,21 +5,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_pfl.results import privacy
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 
 MOST = 8  # most clients that a sentence names
 LOCAL = 0.95  # mean self-weight above which clients hardly mix
 
 
 def scored_clients(
-    result: Scored, setting: int = 0, model: str = "personalized", split: str = "test"
+    result: ResultScores, setting: int = 0, model: str = "personalized", split: str = "test"
 ) -> list[int]:
     """Return permanent ids of the clients with scores after the last round, which means are of."""
     known = ~np.isnan(result.values(model, split)[:, setting, -1]).all(axis=0)
     return result.client_ids[known].tolist()
 
 
-def never_took_part(result: Scored, setting: int = 0) -> dict[int, list[int]]:
+def never_took_part(result: ResultScores, setting: int = 0) -> dict[int, list[int]]:
     """Return, by seed, the scored clients that took part in no round and were never trained."""
     known = np.isin(result.client_ids, scored_clients(result, setting))
     absent = ~result.clients["participated"][:, setting].any(axis=1) & known  # [S, N]
@@ -29,7 +29,7 @@ def never_took_part(result: Scored, setting: int = 0) -> dict[int, list[int]]:
     }
 
 
-def without_steps(result: Scored, setting: int = 0) -> list[int]:
+def without_steps(result: ResultScores, setting: int = 0) -> list[int]:
     """Return ids of clients that took part but have no local step; [] if none has."""
     if "local_steps" not in result.clients:
         return []
@@ -38,7 +38,7 @@ def without_steps(result: Scored, setting: int = 0) -> list[int]:
     return result.client_ids[came & ~steps].tolist() if steps.any() else []
 
 
-def last_self_weight(result: Scored, setting: int = 0) -> float | None:
+def last_self_weight(result: ResultScores, setting: int = 0) -> float | None:
     """Return members' mean self-weight in the last tenth of the rounds; None without matrix."""
     if "self_weight" not in result.clients:
         return None
@@ -47,7 +47,7 @@ def last_self_weight(result: Scored, setting: int = 0) -> float | None:
     return None if np.isnan(values).all() else float(np.nanmean(values))
 
 
-def row_remarks(result: Scored, setting: int = 0) -> list[str]:
+def row_remarks(result: ResultScores, setting: int = 0) -> list[str]:
     """Return sentences on one setting: the algorithm's remarks, then recorded facts."""
     sentences = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
     if result.stopped:
@@ -81,7 +81,7 @@ def row_remarks(result: Scored, setting: int = 0) -> list[str]:
     return sentences + nonfinite_remarks(result, setting)
 
 
-def aggregation_remarks(result: Scored, setting: int = 0) -> list[str]:
+def aggregation_remarks(result: ResultScores, setting: int = 0) -> list[str]:
     """Return sentences on ineffective aggregation, such as clusters that never split."""
     messages = []
     if "rule_acted" in result.scalars:
@@ -99,7 +99,7 @@ def aggregation_remarks(result: Scored, setting: int = 0) -> list[str]:
     return messages
 
 
-def nonfinite_remarks(result: Scored, setting: int = 0) -> list[str]:
+def nonfinite_remarks(result: ResultScores, setting: int = 0) -> list[str]:
     """Return sentences on values that aggregation, not local training, made non-finite."""
     messages = []
     places = [(t, n) for _, h, t, n in result.nonfinite() if h == setting]
@@ -118,7 +118,7 @@ def nonfinite_remarks(result: Scored, setting: int = 0) -> list[str]:
     return messages
 
 
-def names_of(result: Scored) -> dict[int, str]:
+def names_of(result: ResultScores) -> dict[int, str]:
     """Return clients' names by permanent id, for those that have one."""
     return dict(zip(result.client_ids.tolist(), result.client_names, strict=False))
 

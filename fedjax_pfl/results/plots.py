@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from fedjax_pfl.results import result_table
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.utils.errors import require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from fedjax_pfl.utils.plotting import COLOURS, HEAT, canvas, client_ticks
@@ -106,7 +106,7 @@ def tidy(axes: Axes, **labels: Any) -> None:
 
 
 def accuracy_curves(
-    results: Mapping[str, Scored],
+    results: Mapping[str, ResultScores],
     model: str = PERSONALIZED,
     split: str = "test",
     setting: int = 0,
@@ -219,7 +219,7 @@ def mixing_heatmaps(
     return figure
 
 
-def plot_curves(result: Scored, model: str, split: str) -> Figure:
+def plot_curves(result: ResultScores, model: str, split: str) -> Figure:
     """Plot mean accuracy by round, a line for each setting; see `Result.plot`."""
     result.require_scores()
     values = result.curve(model, split)
@@ -228,7 +228,7 @@ def plot_curves(result: Scored, model: str, split: str) -> Figure:
 
 
 def plot_mixing(
-    result: Scored, name: str | None, round: int | None, run: tuple[int, int]
+    result: ResultScores, name: str | None, round: int | None, run: tuple[int, int]
 ) -> Figure:
     """Plot heat maps of a recorded matrix in one run (seed, setting); see `Result.plot_mixing`."""
     known = [key for key, m in result.matrices.items() if m.ndim in (5, 6)]

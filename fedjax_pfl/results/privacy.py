@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.uploads import accounting
 
 
@@ -30,7 +30,7 @@ class Guarantee(NamedTuple):
         )
 
 
-def epsilons(result: Scored, setting: int = 0) -> np.ndarray:
+def epsilons(result: ResultScores, setting: int = 0) -> np.ndarray:
     """Return the epsilon of each client in each run of one setting, [S, N].
 
     Scores and losses are diagnostics and are not counted. At the level of samples, personalized
@@ -54,7 +54,7 @@ def epsilons(result: Scored, setting: int = 0) -> np.ndarray:
     return np.array([[cost[i, n] for i, n in enumerate(run)] for run in steps.tolist()])
 
 
-def _of_clients(result: Scored, plan: dict[str, Any], setting: int) -> np.ndarray:
+def _of_clients(result: ResultScores, plan: dict[str, Any], setting: int) -> np.ndarray:
     took_part = result.clients["participated"][:, setting].astype(np.int64)
     counts = (
         took_part.sum(axis=1) if plan["local"] else np.full_like(took_part[:, 0], len(took_part[0]))
@@ -67,7 +67,7 @@ def _of_clients(result: Scored, plan: dict[str, Any], setting: int) -> np.ndarra
     return np.vectorize(cost.get, otypes=[float])(counts)
 
 
-def guarantee(result: Scored, setting: int = 0) -> Guarantee:
+def guarantee(result: ResultScores, setting: int = 0) -> Guarantee:
     """Return the guarantee of one setting of a result with differential privacy."""
     plan = result.privacy
     assert plan is not None
@@ -75,7 +75,7 @@ def guarantee(result: Scored, setting: int = 0) -> Guarantee:
     return Guarantee(plan["unit"], most, plan["delta"], plan["sampling"])
 
 
-def remarks(result: Scored, setting: int = 0) -> list[str]:
+def remarks(result: ResultScores, setting: int = 0) -> list[str]:
     """Return the guarantee as a sentence on a row of a table; [] without differential privacy.
 
     A second sentence follows where delta is not below 1/n, with n samples of the smallest client or

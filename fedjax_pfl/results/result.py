@@ -20,7 +20,7 @@ from fedjax_pfl.results import (
     significance,
 )
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -36,7 +36,7 @@ PATIENCE_ENDED, STOP_REQUESTED = "patience", "asked"  # why rounds may have ende
 
 
 @dataclass(frozen=True)
-class Result(Scored):
+class Result(ResultScores):
     """Measurements of a simulation, with summaries, tables, figures and files.
 
     Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).

@@ -1,4 +1,4 @@
-"""Measurements of a simulation by (seed, setting, round, client), with traffic and computation."""
+"""The fields of `Result`, and what follows from them: divergence, traffic and computation."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +11,8 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 @dataclass(frozen=True)
-class Measurements:
-    """Fields of a `Result`, which describes them, with divergence, traffic and computation."""
+class ResultFields:
+    """The fields of `Result`, which describes them, with divergence, traffic and computation."""
 
     algorithm: str
     hyperparameters: dict[str, Any]
@@ -73,22 +73,22 @@ class Measurements:
 
     def diverged(self) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, permanent client id) of each diverged training."""
-        return self._places("diverged")
+        return self._where("diverged")
 
     def nonfinite(self) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, client id) of each non-finite aggregation."""
-        return self._places("nonfinite")
+        return self._where("nonfinite")
 
-    def _places(self, flag: str) -> list[tuple[int, int, int, int]]:
+    def _where(self, flag: str) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, client id) where a record of clients is true."""
-        places = np.argwhere(self.clients.get(flag, np.zeros((0, 0, 0, 0), bool)))
+        found = np.argwhere(self.clients.get(flag, np.zeros((0, 0, 0, 0), bool)))
         ids = self.client_ids
-        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in places]
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
 
     def server_nonfinite(self) -> list[tuple[int, int, int]]:
         """Return (seed, setting, round) of each non-finite server state."""
-        places = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
-        return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in places]
+        found = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
+        return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in found]
 
     def traffic(self) -> dict[str, np.ndarray]:
         """Return the bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""

@@ -17,13 +17,13 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.atomic_files import atomic_write, read_json, require_version, writing
 from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.results.result_fields import Measurements
+from fedjax_pfl.results.result_fields import ResultFields
 from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
 
 PLAIN, ARRAYS = "result.json", "result.npz"
-GROUPS = tuple(f.name for f in fields(Measurements) if f.type == dict[str, np.ndarray])
-TUPLES = tuple(f.name for f in fields(Measurements) if get_origin(f.type) is tuple)
+GROUPS = tuple(f.name for f in fields(ResultFields) if f.type == dict[str, np.ndarray])
+TUPLES = tuple(f.name for f in fields(ResultFields) if get_origin(f.type) is tuple)
 DIGEST = "digest"
 OLDER = ("0.4",)  # versions whose results can be read
 

@@ -1,18 +1,18 @@
-"""Scores of a result, and summaries over clients, rounds and samples."""
+"""Scores of a result: methods of `Result` that select and average them."""
 
 import numpy as np
 
 from fedjax_pfl.results import accuracy_conventions
 from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, TRAINED
-from fedjax_pfl.results.result_fields import Measurements
+from fedjax_pfl.results.result_fields import ResultFields
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
-class Scored(Measurements):
-    """Scores with summaries."""
+class ResultScores(ResultFields):
+    """The methods of `Result` on scores, with means over clients, rounds and samples."""
 
     def measure(self, name: str | None = None) -> Measure:
         """Return the measure of a name; by default the task's main metric.
@@ -47,7 +47,7 @@ class Scored(Measurements):
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
 
-    def require_same_samples(self, other: "Scored") -> None:
+    def require_same_samples(self, other: "ResultScores") -> None:
         """Raise `InputError` unless another result is of the same clients, samples and rounds."""
         for name in ("client_ids", "train_sizes", "test_sizes"):
             if not np.array_equal(getattr(self, name), getattr(other, name)):

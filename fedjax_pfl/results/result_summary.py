@@ -17,10 +17,10 @@ from fedjax_pfl.results.notes import (
     scored_clients,
     without_steps,
 )
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 
 
-def one_line(result: Scored) -> str:
+def one_line(result: ResultScores) -> str:
     """Return the size of a result, its headline and remarks as one line of text."""
     text = (
         f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds, "
@@ -46,7 +46,7 @@ def one_line(result: Scored) -> str:
     return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
 
 
-def summary(result: Scored, setting: int) -> dict[str, Any]:
+def summary(result: ResultScores, setting: int) -> dict[str, Any]:
     """Return the numbers of one setting; see `Result.summary`."""
     result.require_scores()
     curve = result.curve()[:, setting]
@@ -100,7 +100,7 @@ def summary(result: Scored, setting: int) -> dict[str, Any]:
     }
 
 
-def _metrics(result: Scored, setting: int) -> dict[str, Any]:
+def _metrics(result: ResultScores, setting: int) -> dict[str, Any]:
     """Return the other measures of the personalized model, on test samples."""
     numbers = {}
     for one in result.measures[1:]:

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_pfl.results import notes, privacy
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
 from fedjax_pfl.results.model_names import ADAPTED, TRAINED
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import Measure
 
@@ -16,7 +16,7 @@ FORMS = ("markdown", "plain")
 MOST = 6  # further measures in one table
 
 
-def setting_names(result: Scored) -> list[str]:
+def setting_names(result: ResultScores) -> list[str]:
     """Return H names such as "top_k=3, learning_rate=0.1", or the algorithm's name."""
     return named_settings(result.settings) or [result.algorithm]
 
@@ -41,7 +41,7 @@ def _key(measure: Measure) -> str:
     return f"metric/{measure.name}"
 
 
-def table(result: Scored, model: str) -> Table:
+def table(result: ResultScores, model: str) -> Table:
     """Return the table of `Result.table`."""
     result.require_scores()
     measure, more = result.measure(), result.measures[1:][:MOST]

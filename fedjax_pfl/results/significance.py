@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedjax_pfl.results.model_names import PERSONALIZED
-from fedjax_pfl.results.result_scores import Scored
+from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -215,7 +215,9 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def ranking(
-    results: Mapping[str, Mapping[str, Scored]], model: str = PERSONALIZED, split: str = "test"
+    results: Mapping[str, Mapping[str, ResultScores]],
+    model: str = PERSONALIZED,
+    split: str = "test",
 ) -> Ranking:
     """Return the ranking of `Result.compare`."""
     names = list(next(iter(results.values()), ()))

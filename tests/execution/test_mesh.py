@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.cli import devices
 from fedjax_pfl.execution.mesh import CLIENTS, described_devices, mesh_of, place
-from fedjax_pfl.execution.mesh_shape import RUNS, Shares, automatic, nearest, parsed
+from fedjax_pfl.execution.mesh_shape import RUNS, MeshShape, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.execution.mesh_cases import numbers
@@ -28,9 +28,9 @@ def test_runs_come_first_and_no_device_is_without_work():
 
 
 def test_parse_mesh():
-    assert parsed("clients:4,runs:2") == parsed(" runs : 2, clients:4") == Shares(4, 2)
-    assert parsed("runs:3") == Shares(1, 3)
-    assert [nearest(Shares(4, 4), n) for n in (8, 4, 1, 6)] == [(4, 2), (2, 2), (1, 1), (3, 2)]
+    assert parsed("clients:4,runs:2") == parsed(" runs : 2, clients:4") == MeshShape(4, 2)
+    assert parsed("runs:3") == MeshShape(1, 3)
+    assert [nearest(MeshShape(4, 4), n) for n in (8, 4, 1, 6)] == [(4, 2), (2, 2), (1, 1), (3, 2)]
     two = resolve_execution(mesh="runs:2")
     assert (two.devices, two.runs, str(two)) == (1, 2, "map, runs in 2 parts")
     assert resolve_execution(mesh="clients:2", devices=2).devices == 2
