@@ -19,7 +19,7 @@ FILES = {
     "test": "tests/algorithms/test_{name}.py",
     "page": "docs/algorithms/{name}.md",
 }
-SEES = {
+SERVER_NEEDS = {
     "nothing": "nothing",
     "sums": "weighted sums of uploads, as secure aggregation gives them",
     "models": "single models, updates or their products",
@@ -83,8 +83,8 @@ def lists(root: Path) -> dict[Path, str]:
     personalized = len(known) - len(re.findall(r"`\w+`", unpersonalized))
     affine = ", ".join(f"`{name}`" for name, one in known if one.batch_norm == "affine_shared")
     seen = "".join(
-        f"| {text} | {', '.join(f'`{name}`' for name, one in known if one.sees == kind)} |\n"
-        for kind, text in SEES.items()
+        f"| {text} | {', '.join(f'`{name}`' for name, a in known if a.server_needs == kind)} |\n"
+        for kind, text in SERVER_NEEDS.items()
     )
     made = [pfl.make_algorithm(name) for name, _ in known]
     told = "".join(

@@ -108,7 +108,7 @@ class Aggregator:
 
 
 def check_aggregator(name: str, rule: Aggregator, replaces: str) -> None:
-    """Check that a rule fits the algorithm `name`, whose `robust` is `replaces`.
+    """Check that a rule fits the algorithm `name`, whose `aggregator_replaces` is `replaces`.
 
     Raises:
       InputError: the algorithm has nothing that the rule could replace.

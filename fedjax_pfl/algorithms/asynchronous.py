@@ -107,7 +107,7 @@ class FedAvgAsync(core.Algorithm):
     """FedAvg of all uploads that arrive, late ones unchanged ("FedAvg (Async)")."""
 
     batch_norm = "shared"
-    sees = "sums"
+    server_needs = "sums"
 
     def check(self, federation):
         core.require_whole_models(self, federation)

@@ -105,7 +105,7 @@ class Cfl(core.Algorithm):
     """
 
     batch_norm = "shared"
-    robust = "mean"  # of each cluster
+    aggregator_replaces = "mean"  # of each cluster
 
     mean_below: float = core.number(default=0.4, allowed="at least 0")
     largest_above: float = core.number(default=1.6, allowed="at least 0")

@@ -48,7 +48,7 @@ class CwFedAvg(core.Algorithm):
         client has a share keeps its last model.
     """
 
-    robust = "mean"  # of each class
+    aggregator_replaces = "mean"  # of each class
     absent_kept = False  # every client is re-initialized in each round
     needs_classes = True
 

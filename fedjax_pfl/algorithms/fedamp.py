@@ -27,7 +27,7 @@ class Attentive(core.Algorithm):
     A subclass is a struct with the fields named here.
     """
 
-    robust = "matrix"
+    aggregator_replaces = "matrix"
 
     sigma: float
     proximal_weight: float

@@ -36,8 +36,8 @@ class FedAS(core.Algorithm):
 
     share = "body"
     batch_norm = "shared"
-    sees = "sums"
-    robust = "mean"
+    server_needs = "sums"
+    aggregator_replaces = "mean"
     needs_classes = True
     unprotected = ("the mean features of its classes", "the Fisher information of its model")
 

@@ -44,8 +44,8 @@ class FedAvg(core.Algorithm):
     """
 
     batch_norm = "shared"
-    sees = "sums"
-    robust = "mean"
+    server_needs = "sums"
+    aggregator_replaces = "mean"
 
     def init(self, ctx: core.Context) -> State:
         server, private = ctx.plan.split(ctx.initial_model())

@@ -33,7 +33,7 @@ class FedCross(core.Algorithm):
     """
 
     batch_norm = "shared"
-    robust = "matrix"
+    aggregator_replaces = "matrix"
 
     alpha: float = core.number(default=0.99, allowed="in [0, 1]")
     partner: Literal["in_order", "highest", "lowest"] = core.static(default="lowest")

@@ -62,7 +62,7 @@ class FedDistill(core.Algorithm):
     """
 
     needs_classes = True
-    sees = "sums"
+    server_needs = "sums"
     unprotected = ("the mean predictions of its classes",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")

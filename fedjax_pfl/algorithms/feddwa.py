@@ -51,7 +51,7 @@ class FedDWA(core.Algorithm):
       score_guidance: keep the guidance models and score them too (Table 3).
     """
 
-    robust = "matrix"
+    aggregator_replaces = "matrix"
 
     top_k: int = core.number(default=5, allowed="at least 1", needs="weights='inverse'")
     weights: Literal["inverse", "simplex", "exact"] = core.static(default="inverse")

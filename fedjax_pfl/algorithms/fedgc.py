@@ -46,7 +46,7 @@ class FedGC(core.Algorithm):
 
     needs_classes = True
     batch_norm = "shared"
-    robust = "mean"  # of the bodies
+    aggregator_replaces = "mean"  # of the bodies
     absent_kept = False  # the server corrects all heads
     also_sent = ("the classes that it has",)
 

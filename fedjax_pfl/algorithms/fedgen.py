@@ -51,7 +51,7 @@ class FedGen(fedavg.FedAvg):
     """
 
     needs_classes = True
-    sees = "models"
+    server_needs = "models"
     also_sent = ("class counts",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")

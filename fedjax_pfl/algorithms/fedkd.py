@@ -65,7 +65,7 @@ class FedKD(MutualDistillation):
     """
 
     needs_classes = True
-    sees = "models"  # factors cannot be summed
+    server_needs = "models"  # factors cannot be summed
     unprotected = ("the map between features",)
 
     first_energy: float = core.number(default=0.95, allowed="in (0, 1]")

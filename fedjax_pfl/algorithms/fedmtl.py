@@ -38,7 +38,7 @@ class FedMtl(core.Algorithm):
       ridge: lambda_2; -1 is the same.
     """
 
-    robust = "matrix"
+    aggregator_replaces = "matrix"
 
     coupling: float = -1.0
     ridge: float = -1.0

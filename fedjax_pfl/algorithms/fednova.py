@@ -29,7 +29,7 @@ class FedNova(FedProx):
       slow_fraction: fraction of slow members per round, as in FedProx.
     """
 
-    robust = "nothing"  # the length of the server's step depends on all members
+    aggregator_replaces = "nothing"  # the length of the server's step depends on all members
 
     proximal_weight: float = 0.0
 

@@ -64,7 +64,7 @@ class FedPac(core.Algorithm):
 
     needs_classes = True
     batch_norm = "shared"
-    robust = "mean"  # of the bodies
+    aggregator_replaces = "mean"  # of the bodies
     unprotected = ("the mean features of its classes",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")

@@ -58,7 +58,7 @@ class FedProto(core.Algorithm):
     """
 
     needs_classes = True
-    sees = "sums"
+    server_needs = "sums"
     unprotected = ("the mean features of its classes",)
 
     weight: float = core.number(default=1.0, allowed="at least 0")

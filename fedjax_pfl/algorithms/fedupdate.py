@@ -27,7 +27,7 @@ class FedUpdate(core.Algorithm):
     """
 
     batch_norm = "shared"
-    sees = "sums"
+    server_needs = "sums"
 
     fine_tune_steps: int = core.static(default=1, allowed="at least 0")
 

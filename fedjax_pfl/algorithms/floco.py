@@ -73,7 +73,7 @@ class Floco(fedavg.FedAvg):
 
     absent_idle = False
     absent_kept = False
-    sees = "models"
+    server_needs = "models"
 
     corners: int = core.static(default=10, allowed="at least 1")
     warmup_fraction: float = core.number(default=0.5, allowed="in [0, 1]")

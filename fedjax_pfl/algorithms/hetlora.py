@@ -47,8 +47,8 @@ class HetLoRA(fedavg.FedAvg):
       weighting: the server's weights: "norm" of the clients' products, or "size" of their data.
     """
 
-    sees = "models"
-    robust = "mean"
+    server_needs = "models"
+    aggregator_replaces = "mean"
     takes_ranks = True
 
     gamma: float = core.number(default=0.99, allowed="in (0, 1]")

@@ -51,7 +51,7 @@ class Ifca(core.Algorithm):
     """
 
     batch_norm = "shared"
-    sees = "sums"
+    server_needs = "sums"
     also_sent = ("the choice of a cluster",)
 
     clusters: int = core.static(default=2, allowed="at least 1")

@@ -43,7 +43,7 @@ class Lga(FedAvgAsync):
       raw_cosine: S in place of S~ in the prediction, as in the published code.
     """
 
-    sees = "models"
+    server_needs = "models"
 
     stage: Literal["tensor", "blocks", "stages", "model"] = core.static(default="tensor")
     base: Literal["current", "begun"] = core.static(default="current")

@@ -20,7 +20,7 @@ class Local(core.Algorithm):
         algorithms; a late client trains in its punctual rounds.
     """
 
-    sees = "nothing"
+    server_needs = "nothing"
 
     participants: Literal["all", "sampled"] = core.static(default="all")
 

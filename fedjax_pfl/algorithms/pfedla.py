@@ -59,7 +59,7 @@ class PFedLA(core.Algorithm):
       embedding_size, hidden_size: d and h.
     """
 
-    robust = "matrix"
+    aggregator_replaces = "matrix"
 
     hypernetwork_rate: float = core.number(default=1.0, allowed="at least 0")
     weighting: Literal["softmax", "relu_norm"] = core.static(default="softmax")

@@ -55,7 +55,7 @@ class Spfl(core.Algorithm):
         such as "0.6,0.4" give one for each layer of the body.
     """
 
-    robust = "matrix"
+    aggregator_replaces = "matrix"
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
     absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)

@@ -67,8 +67,8 @@ class Waffle(ForAlice, scaffold.Scaffold):
         them (the paper's text; Weight Erosion).
     """
 
-    sees = "models"
-    robust = "nothing"
+    server_needs = "models"
+    aggregator_replaces = "nothing"
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = core.number(default=0, allowed="at least 0", needs="everyone=False")

@@ -57,8 +57,8 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
       size_penalty: p_s; WAFFLE's paper does not state it: 0.
     """
 
-    sees = "models"
-    robust = "nothing"
+    server_needs = "models"
+    aggregator_replaces = "nothing"
 
     alice: int = core.number(default=0, allowed="at least 0")
     distance_penalty: float = core.number(default=PUBLISHED, allowed="at least 0")

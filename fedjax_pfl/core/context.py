@@ -182,7 +182,7 @@ class Context(ContextUploads):
         steps if each step computes two gradients.
         """
         if rows is None:
-            rows = self.cohort.places
+            rows = self.cohort.maybe_static_rows
             options.setdefault("active", self.cohort.mask)
             if options.get("split", "train") == "train":
                 options.setdefault("cursor", self._cursor(self.cohort, schedule))
@@ -283,7 +283,7 @@ class Context(ContextUploads):
           **options: options of `scoring.loss_matrix`: `split`, `choice`, `active`, `onto`.
         """
         if rows is None:
-            rows = self.cohort.places
+            rows = self.cohort.maybe_static_rows
             options.setdefault("active", None if self.cohort.complete else self.cohort.mask)
         losses, samples = scoring.loss_matrix(self.federation, candidates, rows, **options)
         if self.observer is not None:

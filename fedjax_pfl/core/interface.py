@@ -36,12 +36,13 @@ class Algorithm:
       batch_norm: default policy of shared normalization layers, if the federation does not set one.
       needs_validation: whether the algorithm uses validation samples; federations and new clients
         without any are refused.
-      sees: what the server needs of uploads: "nothing", "sums" (one or several weighted sums, as
-        secure aggregation provides), or single "models".
-      robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
-        or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
+      server_needs: what the server needs of uploads: "nothing", "sums" (one or several weighted
+        sums, as secure aggregation provides), or single "models".
+      aggregator_replaces: what a robust rule (`federation.aggregator`) replaces: the "mean" of
+        `ctx.aggregate` or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or
+        "nothing".
       equal_sums: whether uploads are summed with equal weights, which distributed noise and secure
-        aggregation need; implied by `robust = "mean"`.
+        aggregation need; implied by `aggregator_replaces = "mean"`.
       also_sent: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",), or what they ask for. Noise and compression of uploads do not apply to
         it. With `needs_validation` it depends on validation samples, not on training samples.
@@ -65,8 +66,8 @@ class Algorithm:
     needs_validation: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     takes_ranks: ClassVar[bool] = False
-    sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
-    robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
+    server_needs: ClassVar[Literal["nothing", "sums", "models"]] = "models"
+    aggregator_replaces: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     equal_sums: ClassVar[bool] = False
     also_sent: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()

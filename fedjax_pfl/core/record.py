@@ -123,8 +123,9 @@ def self_weights(
         return {}
     weights = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))
     positions = jnp.arange(cohort.size)
-    rows = weights[..., cohort.places, :] if everyone_mixes else weights  # [..., M, M or N]
-    column = cohort.places if rows.shape[-1] == cohort.num_clients else positions
+    members = cohort.maybe_static_rows
+    rows = weights[..., members, :] if everyone_mixes else weights  # [..., M, M or N]
+    column = members if rows.shape[-1] == cohort.num_clients else positions
     total = jnp.sum(jnp.abs(rows), axis=-1)
     own = rows[..., positions, column] / jnp.where(total > 0, total, 1)
     own = jnp.where(total > 0, own, 1)

@@ -29,7 +29,7 @@ def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFact
     if federation.privacy is not None:
         require_library()  # else a finished run could not state its guarantee
     if rule is not None:
-        check_aggregator(name, rule, algorithm.robust)
+        check_aggregator(name, rule, algorithm.aggregator_replaces)
     options: dict[str, object] = {"aggregator": rule}
     if isinstance(stage, Uploads):
         options |= {
@@ -63,12 +63,12 @@ def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFact
 def _check_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
     """Check a stage whose server sees only sums of uploads with equal weights."""
     option = "secure_bits" if stage.fixed_point is not None else "dp_placement='distributed'"
-    if algorithm.sees == "models":
+    if algorithm.server_needs == "models":
         raise InputError(
             f"{algorithm.name}'s server needs single models, which {option} hides: leave it out"
             + (" or use dp_placement='local'." if option != "secure_bits" else ".")
         )
-    if algorithm.robust != "mean" and not algorithm.equal_sums:
+    if algorithm.aggregator_replaces != "mean" and not algorithm.equal_sums:
         raise InputError(
             f"{option} needs an algorithm whose server takes one mean with equal weights, and "
             f"{algorithm.name} does not."

@@ -203,7 +203,7 @@ class FederatedData:
         even under a mask (0 times NaN is NaN). A client without samples has no minibatch.
         `augment` changes the samples [B, ...] before they are scaled.
         """
-        pool = self.places(split, row, jnp.where(valid, positions, 0))
+        pool = self.pool_indices(split, row, jnp.where(valid, positions, 0))
         return self.batch(row, pool, valid, dtype, augment)
 
     def scaling_of(self, row: Scalar | int) -> tuple[jax.Array, jax.Array]:
@@ -212,7 +212,7 @@ class FederatedData:
             return self.scale, self.shift
         return self.scale[row], self.shift[row]
 
-    def places(self, split: Split, row: Scalar | int, positions: jax.Array) -> jax.Array:
+    def pool_indices(self, split: Split, row: Scalar | int, positions: jax.Array) -> jax.Array:
         """Return the pool indices of positions [B] within the client's part of a split.
 
         Raises:

@@ -39,8 +39,8 @@ class HostStates(NamedTuple):
         written, rows = self.store.read_written(everywhere)
         trees = {"states": self.layout.joined(self.device, rows)}
         if rows:
-            places = np.flatnonzero(self.layout.hosted).astype(np.int32)
-            trees["hosted"] = [written, places, np.int32(self.store.clients)]
+            hosted = np.flatnonzero(self.layout.hosted).astype(np.int32)
+            trees["hosted"] = [written, hosted, np.int32(self.store.clients)]
             trees["first"] = self.store.first
         return trees
 
@@ -49,15 +49,15 @@ class HostStates(NamedTuple):
 
         Rows are written to the store; the other leaves are on the host.
         """
-        places, runs = np.flatnonzero(self.layout.hosted), len(self.store.written)
-        if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
+        hosted, runs = np.flatnonzero(self.layout.hosted), len(self.store.written)
+        if "hosted" in trees and [*trees["hosted"][1]] == [*hosted]:
             leaves, written = trees["states"], np.asarray(trees["hosted"][0])
             for start in range(0, len(written), BLOCK):
                 at = written[start : start + BLOCK]
-                values = [leaves[place][:, start : start + BLOCK] for place in places]
+                values = [leaves[number][:, start : start + BLOCK] for number in hosted]
                 self.store.write(np.broadcast_to(at, (runs, len(at))), values)
         else:
             leaves = restored_leaves(trees)
-            self.store.write_changed([leaves[place] for place in places])
-        device = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
+            self.store.write_changed([leaves[number] for number in hosted])
+        device = [x for x, on_host in zip(leaves, self.layout.hosted, strict=True) if not on_host]
         return self._replace(device=device)

@@ -214,8 +214,8 @@ def restored_leaves(trees: Mapping[str, Sequence[np.ndarray]]) -> list[np.ndarra
     leaves = list(trees["states"])
     if "hosted" not in trees:
         return leaves
-    written, places, clients = trees["hosted"]
-    for at, first in zip(places, trees["first"], strict=True):
+    written, numbers, clients = trees["hosted"]
+    for at, first in zip(numbers, trees["first"], strict=True):
         rows = leaves[at]
         leaf = np.broadcast_to(first, (len(first), int(clients), *first.shape[2:])).copy()
         leaf[:, written] = rows

@@ -175,8 +175,8 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
         ended = mapped.finish(rows, broadcast, states)
         slots = jnp.where(done, at, count)
         results = jax.tree.map(lambda r, e: r.at[slots].set(e, mode="drop"), results, ended)
-        places = begun + jnp.cumsum(done, dtype=jnp.int32) - 1  # of the next rows in `order`
-        following = jnp.where(places < count, order[jnp.minimum(places, count - 1)], count)
+        ranks = begun + jnp.cumsum(done, dtype=jnp.int32) - 1  # of the next rows in `order`
+        following = jnp.where(ranks < count, order[jnp.minimum(ranks, count - 1)], count)
         at = jnp.where(done, following, at)
         rows = trees.where(done, trees.take(operands, at), rows)
         states = trees.where(done, mapped.begin(rows, broadcast), states)

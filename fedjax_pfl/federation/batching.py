@@ -214,16 +214,18 @@ def batch_indices(
     order_key, _ = client_key(key, client_id)
     own, steps = np.asarray(split.index)[int(split.offset[row]) :], []
     for k in range(cursor, cursor + int(schedule.total_steps(size))):
-        places = jax.device_get(_places(schedule, order_key, np.int32(k), np.int32(size), capacity))
-        steps.append([own[at[valid]] for at, valid in zip(*places, strict=True)])
+        found = jax.device_get(
+            _positions(schedule, order_key, np.int32(k), np.int32(size), capacity)
+        )
+        steps.append([own[at[valid]] for at, valid in zip(*found, strict=True)])
     return steps
 
 
 @partial(jax.jit, static_argnames=("schedule", "capacity"))
-def _places(
+def _positions(
     schedule: Schedule, key: Key, step: Scalar, size: Scalar, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return (places among a client's samples, valid), both [batches_per_step, B], of one step."""
+    """Return one step's (positions in the client's list, valid), both [batches_per_step, B]."""
     per_order = schedule.steps_per_order(size)
     order = schedule.order(key, step // per_order, size, capacity)
     count = schedule.drawn(key, step, size, capacity) if schedule.poisson else size

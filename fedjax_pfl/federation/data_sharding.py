@@ -56,7 +56,7 @@ def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
 
 
 class _Part(NamedTuple):
-    """One device's samples: their places in the pool, and each split's index into them."""
+    """One device's samples: their pool indices, and each split's index into them."""
 
     pool: np.ndarray
     index: dict[str, np.ndarray]
@@ -94,12 +94,12 @@ def _bounds(data: FederatedData, split: Split, part: int) -> tuple[int, int]:
 
 
 def _part(data: FederatedData, part: int) -> _Part:
-    places = {}
+    indices = {}
     for name in SPLITS:
         split = data.split(name)
-        places[name] = np.asarray(split.index)[slice(*_bounds(data, split, part))]
-    pool = np.unique(np.concatenate(list(places.values())))
-    return _Part(pool, {name: np.searchsorted(pool, at) for name, at in places.items()})
+        indices[name] = np.asarray(split.index)[slice(*_bounds(data, split, part))]
+    pool = np.unique(np.concatenate(list(indices.values())))
+    return _Part(pool, {name: np.searchsorted(pool, at) for name, at in indices.items()})
 
 
 def _split(data, name: str, parts: list[_Part], ours, replicated) -> Split:

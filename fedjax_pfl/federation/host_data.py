@@ -69,8 +69,8 @@ class HostData:
             pools.append(pool)
             held.append(mine)
             start += room
-        places = np.concatenate(pools) if pools else np.zeros(1, np.int32)
-        samples, labels = self.samples[places], self.labels[places]
+        indices = np.concatenate(pools) if pools else np.zeros(1, np.int32)
+        samples, labels = self.samples[indices], self.labels[indices]
         if self.own is not None:
             others = ~np.concatenate([*held, np.zeros(0 if held else 1, bool)])
             samples[others] = labels[others] = 0

@@ -69,8 +69,11 @@ class Cohort:
         return self.rows.shape[0]
 
     @property
-    def places(self) -> Rows:
-        """`rows`, as a NumPy array if the cohort consists of all clients in order."""
+    def maybe_static_rows(self) -> Rows:
+        """`rows`, as a NumPy array if the cohort is statically all clients in order.
+
+        Functions of stacks then copy and move nothing.
+        """
         return np.arange(self.num_clients, dtype=np.int32) if self.in_place else self.rows
 
     def gather(self, stack: Tree) -> Tree:

@@ -24,23 +24,23 @@ def process_local(data: FederatedData) -> FederatedData:
     if data.shards > 1:
         return _from_devices(data)
     own = own_rows(data.num_clients)
-    rows, places, splits = np.flatnonzero(own), [], {}
+    rows, indices, splits = np.flatnonzero(own), [], {}
     for name in SPLITS:
         split = data.split(name)
         index, offset, size = map(np.asarray, (split.index, split.offset, split.size))
         mine = [index[offset[row] : offset[row] + size[row]] for row in rows]
-        places.append(np.concatenate(mine) if mine else index[:0])
+        indices.append(np.concatenate(mine) if mine else index[:0])
         offset = np.zeros_like(offset)
         offset[rows] = np.cumsum(size[rows]) - size[rows]
         splits[name] = offset
-    pool = np.unique(np.concatenate([*places, np.zeros(1, np.int32)]))  # one sample at least
+    pool = np.unique(np.concatenate([*indices, np.zeros(1, np.int32)]))  # one sample at least
     parts = {
         name: replace(
             data.split(name),
             index=np.searchsorted(pool, np.append(at, pool[0])).astype(np.int32),
             offset=offset,
         )
-        for at, (name, offset) in zip(places, splits.items(), strict=True)
+        for at, (name, offset) in zip(indices, splits.items(), strict=True)
     }
     samples, labels = (np.asarray(x)[pool] for x in (data.samples, data.labels))
     return replace(data, samples=samples, labels=labels, own=own, digest=data.content(), **parts)
@@ -48,18 +48,18 @@ def process_local(data: FederatedData) -> FederatedData:
 
 def _from_devices(data: FederatedData) -> FederatedData:
     """Return `process_local` of sharded data; a replicated shard belongs to one process."""
-    own, places, length = np.zeros(data.num_clients, bool), {}, len(data.samples) // data.shards
+    own, device_of, length = np.zeros(data.num_clients, bool), {}, len(data.samples) // data.shards
     for shard in data.samples.addressable_shards:
         if shard.replica_id == 0:
-            places[(shard.index[0].start or 0) // length] = shard.device
-    numbers = sorted(places)
+            device_of[(shard.index[0].start or 0) // length] = shard.device
+    numbers = sorted(device_of)
     shard_of = data.shard_of(np.arange(data.num_clients))
     own[np.isin(shard_of, numbers)] = True
 
     def local_part(array: jax.Array) -> np.ndarray:
         """Concatenate this process's shards of an array; zeros if it has none."""
         shards = {shard.device: shard.data for shard in array.addressable_shards}
-        parts = [np.asarray(shards[places[k]]) for k in numbers]
+        parts = [np.asarray(shards[device_of[k]]) for k in numbers]
         return np.concatenate(parts) if parts else np.zeros((1, *array.shape[1:]), array.dtype)
 
     first = np.zeros(data.shards, np.int32)  # where a part begins here, in parts

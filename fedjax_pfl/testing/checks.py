@@ -242,7 +242,7 @@ def uploads_withheld(algorithm: Algorithm) -> None:
 @check
 def sums_of_uploads(algorithm: Algorithm) -> None:
     """Check that a server that declares to need sums of uploads needs no more."""
-    if algorithm.sees == "sums":
+    if algorithm.server_needs == "sums":
         exchange_uploads(algorithm)
 
 

@@ -133,7 +133,7 @@ class Exchanged(UploadStage):
 
 
 def exchange_uploads(algorithm: Algorithm) -> None:
-    """Assert that a server with `sees = "sums"` is the same for uploads with the same mean.
+    """Assert that a server with `server_needs = "sums"` is the same for uploads with the same mean.
 
     Servers of several means, such as those of classes and of clusters, are not checked.
     """

@@ -111,7 +111,7 @@ def class_sums(
         federation,
         see,
         Broadcast(ClassSums.zeros(count, width, federation.task.dtype, second)),
-        rows=cohort.places,
+        rows=cohort.maybe_static_rows,
         key=key,
         schedule=federation.schedule.one_pass(),
         broadcast=models.model if together else None,

@@ -167,7 +167,7 @@ class _ClientLoop:
         part = self.common.part
         positions = self.schedule.order(order_key, epoch, span.size, part.capacity)
         positions = jnp.where(positions < span.size, positions, 0)
-        order = self.common.data.places(part, lane.row, positions)  # once, not in each step
+        order = self.common.data.pool_indices(part, lane.row, positions)  # once, not in each step
         end = jnp.minimum((epoch + 1) * span.per_order, span.stop)
         if self.schedule.poisson:
             drawn = self.schedule.drawn(order_key, epoch, span.size, part.capacity)
@@ -178,11 +178,11 @@ class _ClientLoop:
         span = self._span(lane)
         within = at.k - at.k // span.per_order * span.per_order
         count = span.size if at.drawn is None else at.drawn
-        places, valid = self.schedule.positions(at.order, within, count)
+        pool, valid = self.schedule.positions(at.order, within, count)
         _, step_key = self._keys(lane)
         rng = jax.random.fold_in(step_key, at.k)
         batches = tuple(
-            self._fetch(lane, places[m], valid[m], rng, m)
+            self._fetch(lane, pool[m], valid[m], rng, m)
             for m in range(self.schedule.batches_per_step)
         )
         client = self._client(lane, at.k, Calls(batches, rng, self.number))
@@ -190,12 +190,12 @@ class _ClientLoop:
         value = self.step(at.value, batches, rng, common.broadcast, client)
         return at._replace(k=at.k + 1, value=value)
 
-    def _fetch(self, lane: _Lane, places, valid, rng: jax.Array, number: int) -> Batch:
+    def _fetch(self, lane: _Lane, pool, valid, rng: jax.Array, number: int) -> Batch:
         augment = None
         if self.augment is not None:
             augment = partial(augmented, self.augment, keys.derive(rng, f"augment/{number}"))
         data, dtype = self.common.data, self.dtype
-        return data.batch(lane.row, places, valid, dtype, augment)
+        return data.batch(lane.row, pool, valid, dtype, augment)
 
     def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
         span, first = self._span(lane), self._first(lane, common)
@@ -229,7 +229,7 @@ def run_clients(
         tuple if the schedule has several batches per step; `carry` is any pytree.
       carry: initial carries [M, ...], or `Broadcast(tree)` if all clients begin with the same one.
       rows: int32 [M], rows of the client axis; may be traced. Pass all clients in order as a NumPy
-        array (`Cohort.places`).
+        array (`Cohort.maybe_static_rows`).
       key: key of the round and purpose; permanent client ids are folded in.
       schedule: batches and their order.
       broadcast: operands without a client axis, passed to every step.

@@ -68,17 +68,17 @@ def private_gradient(
         loss = jnp.where(valid & jnp.isfinite(loss), jnp.clip(loss, -LARGEST, LARGEST), 0)
         return loss, clipped(_trained(gradient, trainable), privacy.clip, valid)
 
-    def add(total, places):
+    def add(total, indices):
         if chunk == 1:
-            more = one(places[0])
+            more = one(indices[0])
         else:
-            more = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(one)(places))
+            more = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(one)(indices))
         return jax.tree.map(jnp.add, total, more), None
 
-    places = jnp.arange(-(-size // chunk) * chunk, dtype=jnp.int32).reshape(-1, chunk)
-    shapes = jax.eval_shape(one, places[0, 0])
+    indices = jnp.arange(-(-size // chunk) * chunk, dtype=jnp.int32).reshape(-1, chunk)
+    shapes = jax.eval_shape(one, indices[0, 0])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    (loss, total), _ = lax.scan(add, zeros, places)
+    (loss, total), _ = lax.scan(add, zeros, indices)
     key = jax.random.fold_in(noise_key, noise_index)
     for number in privacy.count_gradient(client, batch):
         key = jax.random.fold_in(key, number)

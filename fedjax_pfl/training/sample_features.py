@@ -83,7 +83,7 @@ def sample_features(
         federation,
         see,
         Broadcast(none),
-        rows=cohort.places,
+        rows=cohort.maybe_static_rows,
         key=key,
         schedule=schedule,
         broadcast=models.model if together else None,

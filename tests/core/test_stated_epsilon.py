@@ -326,7 +326,7 @@ class TrainsAside(FedAvg):
     def local_update(self, ctx, state, received, **options):
         step, schedule = ctx.sgd_step(), ctx.federation.schedule
         pfl.training.run_clients(
-            ctx.federation, step, step.begin_all(received), rows=ctx.cohort.places,
+            ctx.federation, step, step.begin_all(received), rows=ctx.cohort.maybe_static_rows,
             key=ctx.key_for("aside"), schedule=schedule,
         )  # fmt: skip
         return super().local_update(ctx, state, received, **options)

@@ -20,8 +20,8 @@ class State:
 class NotesUploads(pfl.Algorithm):
     """FedAvg that keeps what was trained and what the server received."""
 
-    robust = "mean"
-    sees = "sums"
+    aggregator_replaces = "mean"
+    server_needs = "sums"
 
     def init(self, ctx):
         model = ctx.initial_model()

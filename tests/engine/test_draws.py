@@ -103,7 +103,7 @@ def test_draws_uploads_and_extra_losses_of_a_round(name, options):
 
         assert widths_of_draws(traced(algorithm, federation, changed)) == {"32"}
     assert extra.calls
-    assert bool(names) == (algorithm.sees != "nothing")
+    assert bool(names) == (algorithm.server_needs != "nothing")
 
 
 @pytest.mark.costly

@@ -32,8 +32,8 @@ class MergedAdapters(fedavg.FedAvg):
     adapters it is FedAvg.
     """
 
-    sees = "models"
-    robust = "nothing"
+    server_needs = "models"
+    aggregator_replaces = "nothing"
 
     def added(self, a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
         """Return what is added to a kernel, [inputs, outputs], before the adapters' scale.
