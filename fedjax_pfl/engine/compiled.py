@@ -17,7 +17,7 @@ from fedjax_pfl.engine.evaluation import evaluate, named_models, score_rows
 from fedjax_pfl.engine.runs import Runs, over_runs
 from fedjax_pfl.engine.state_sharding import pack_states, placed, placed_measured, unpack_states
 from fedjax_pfl.engine.state_store import Address, Reader
-from fedjax_pfl.execution.mesh import RUNS, mesh_of, place, sharing
+from fedjax_pfl.execution.mesh import RUNS, execution_mesh, mesh_of, place, sharing
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.typing import Rows, Scalar, State, Tree
 
@@ -74,8 +74,9 @@ def round_context(
     ctx = replace(ctx, federation=replace(ctx.federation, data=data))
     if not address.readable:
         return ctx
-    execution = federation.execution  # of several devices that share clients the first one reads
-    mesh = mesh_of(execution.devices, execution.runs) if execution.devices > 1 else mesh_of(1)
+    # Of several devices that share clients, the first one reads for all.
+    shared = federation.execution.devices > 1
+    mesh = execution_mesh(federation.execution) if shared else mesh_of(1)
     return replace(ctx, reader=Reader(address, mesh))
 
 
@@ -188,8 +189,7 @@ def first_leaves(runs, federation, total, layout):
         return device, [one_row.get(id(stack), stack) for stack in stacks]
 
     device, first = over_runs(of_run, runs, federation, total)
-    mesh = mesh_of(federation.execution.devices, federation.execution.runs)
-    return place(device, mesh, RUNS), first
+    return place(device, execution_mesh(federation.execution), RUNS), first
 
 
 @partial(jax.jit, static_argnames=("adapt",))

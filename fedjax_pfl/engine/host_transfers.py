@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined
-from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of, place, rows_of
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, execution_mesh, place, rows_of
 from fedjax_pfl.execution.processes import is_distributed
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import HostData
@@ -37,7 +37,7 @@ class Transfers:
 
     def __init__(self, federation: Federation):
         self.federation = federation
-        self.mesh: Mesh = mesh_of(federation.execution.devices, federation.execution.runs)
+        self.mesh: Mesh = execution_mesh(federation.execution)
 
     @cached_property
     def data(self) -> HostData:

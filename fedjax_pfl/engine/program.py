@@ -119,7 +119,7 @@ class Program:
                  data.test.index)
             )  # fmt: skip
         everywhere = (nbytes(self.federation) - pool) * execution.all_devices
-        held = Memory(everywhere + pool * execution.runs, nbytes(self._shapes), working=0)
+        held = Memory(everywhere + pool * execution.run_groups, nbytes(self._shapes), working=0)
         operands = self._operands(self._shapes, 0, 0)
         trace = partial(compiled.advance.trace, *operands, **self._options)
         return [Call(trace, held, held.total)]

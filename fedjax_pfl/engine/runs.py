@@ -89,20 +89,20 @@ def over_runs(
 ) -> Tree:
     """Map `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
 
-    Runs are lanes of a vmap or are mapped one by one (`Execution.seeds`), in `Execution.runs` parts
-    with devices of their own. Parts of one device are independent. Parts of several devices run in
-    lockstep, since these exchange data: `fn` is vectorized over the parts, and a condition that
-    differs between them computes both branches.
+    Runs are lanes of a vmap or are mapped one by one (`Execution.seeds`), in `Execution.run_groups`
+    parts, one for each group of devices. Groups of one device are independent. Groups of several
+    devices run in lockstep, since the devices of a group exchange data: `fn` is vectorized over the
+    parts, and a condition that differs between them computes both branches.
 
     If the parts do not divide the runs, the last run is repeated, and every device has all results.
     """
     execution = federation.execution
-    parts = execution.runs
+    parts = execution.run_groups
     if parts == 1:
         return _one_part(fn, operands, federation, *others)
     count = jax.tree.leaves(operands)[0].shape[0]
     length = -(-count // parts)
-    if count % parts:  # the last run again: other devices have as many
+    if count % parts:  # fill the last part up with copies of the last run
         slots = np.minimum(np.arange(parts * length), count - 1)
         operands = trees.take(operands, slots)
     if execution.devices == 1:

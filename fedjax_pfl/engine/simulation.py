@@ -83,7 +83,7 @@ class Simulation:
         Raises:
           InputError: `run` would refuse these.
         """
-        execution = replace(self.federation.execution, runs=1)
+        execution = replace(self.federation.execution, run_groups=1)
         program = self._program(rounds, federation=self.federation.with_devices(execution))
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
@@ -142,7 +142,7 @@ class Simulation:
         mesh_shape.check(requested, len(devices), f"there are {len(devices)}")
         federation = self.federation
         alike = replace(
-            federation.execution, devices=requested.clients, runs=requested.runs, fill=1.0
+            federation.execution, devices=requested.clients, run_groups=requested.runs, fill=1.0
         )
         alike = replace(alike, runs_first=mesh == mesh_shape.AUTO)
         federation = replace(federation, execution=assign_lanes(alike, federation.steps()))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.engine.state_store import Address
-from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of, place, rows_of
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, execution_mesh, place, rows_of
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.structs import by_field, static, struct
 from fedjax_pfl.utils.typing import State, Tree
@@ -87,8 +87,7 @@ def unpack_states(states: Tree, federation: Federation) -> tuple[State, Address 
     """Return (the states inside a program, without padding; where to read other rows, or None)."""
     if not isinstance(states, PartialStates):
         return unpadded(states, federation), None
-    execution = federation.execution
-    mesh = mesh_of(execution.devices, execution.runs)
+    mesh = execution_mesh(federation.execution)
     rows = rows_of(states.rows, mesh, states.clients, RUNS, CLIENTS)
     return states.layout.joined(states.device, rows), states.address
 
@@ -97,8 +96,7 @@ def pack_states(state: State, like: Tree, federation: Federation) -> Tree:
     """Invert `unpack_states`: return the states between programs, in the form of `like`."""
     if not isinstance(like, PartialStates):
         return placed(state, federation)
-    execution = federation.execution
-    mesh = mesh_of(execution.devices, execution.runs)
+    mesh = execution_mesh(federation.execution)
     device, rows = like.layout.parted(state)
     return replace(like, device=place(device, mesh, RUNS), rows=place(rows, mesh, RUNS, CLIENTS))
 
@@ -179,4 +177,4 @@ def is_padded(federation: Federation) -> bool:
 def _mesh_axes(federation: Federation):
     """Return the mesh, and its axis that shares the runs, if any."""
     execution = federation.execution
-    return mesh_of(execution.devices, execution.runs), RUNS if execution.runs > 1 else None
+    return execution_mesh(execution), RUNS if execution.run_groups > 1 else None

@@ -46,6 +46,11 @@ def mesh_of(devices: int, runs: int = 1) -> Mesh:
     return _mesh(there[: asked.devices], runs)
 
 
+def execution_mesh(execution: Execution) -> Mesh:
+    """Return the mesh of an execution, see `mesh_of`."""
+    return mesh_of(execution.devices, execution.run_groups)
+
+
 @functools.cache
 def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
     if runs == 1:
@@ -62,7 +67,7 @@ def sharing(execution: Execution) -> Iterator[None]:
     """
     apart = execution.platform != "cpu" or is_distributed()
     single = execution.devices == 1 or not apart
-    shared = nullcontext() if single else _sharing((execution.devices, execution.runs))
+    shared = nullcontext() if single else _sharing((execution.devices, execution.run_groups))
     with _platform(execution.platform), shared:
         yield
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.lane_assignment import ranks_of_devices
-from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, not_shared
+from fedjax_pfl.execution.mesh import CLIENTS, execution_mesh, not_shared
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Rows, Tree
@@ -134,7 +134,7 @@ def over_devices(
 
     run = jax.shard_map(
         on_one_device,
-        mesh=mesh_of(devices, execution.runs),
+        mesh=execution_mesh(execution),
         in_specs=(ours, jax.tree.map(_specs, broadcast, is_leaf=_of_data), ours, ours),
         out_specs=ours,
         check_vma=False,

@@ -23,8 +23,8 @@ class Execution:
         many steps, else over the fraction `fill` of them. A lane whose client has finished takes
         the next one, longest first.
       seeds: "map" or "vmap" over runs (seeds and settings).
-      devices: number of devices that share the client axis.
-      runs: number of groups of `devices` devices, each with its share of the runs.
+      devices: number of devices that share the client axis, in each group of devices.
+      run_groups: number of groups of devices, each of which has its share of the runs.
       runs_first: whether the split of devices between clients and runs is still open; `shared`
         decides it.
       auto: whether `max_lanes` may shrink to fit into the device's memory.
@@ -41,30 +41,30 @@ class Execution:
     fill: float = 1.0
     deal: bool = True
     platform: str = "cpu"
-    runs: int = 1
+    run_groups: int = 1
     runs_first: bool = field(default=False, compare=False)
     client_state: str = field(default="device", compare=False)
 
     @property
     def all_devices(self) -> int:
-        """Number of devices of all parts of the runs."""
-        return self.devices * self.runs
+        """Number of devices of all groups."""
+        return self.devices * self.run_groups
 
     def shared(self, runs: int) -> "Execution":
         """Return the execution for a number of runs, with its mesh fixed.
 
         Raises:
-          InputError: fewer runs than parts of the runs.
+          InputError: fewer runs than groups of devices.
         """
         if self.runs_first:
             mesh = mesh_shape.automatic(self.all_devices, runs)
-            return replace(self, devices=mesh.clients, runs=mesh.runs, runs_first=False)
-        if runs < self.runs:
-            given = mesh_shape.MeshShape(self.devices, self.runs)
+            return replace(self, devices=mesh.clients, run_groups=mesh.runs, runs_first=False)
+        if runs < self.run_groups:
+            given = mesh_shape.MeshShape(self.devices, self.run_groups)
             fits = mesh_shape.automatic(self.all_devices, runs)
             raise InputError(
-                f"mesh {given} has devices for {self.runs} runs at a time, but there are {runs} "
-                f"(seeds times settings): {fits} would use them all."
+                f"mesh {given} has devices for {self.run_groups} runs at a time, but there are "
+                f"{runs} (seeds times settings): {fits} would use them all."
             )
         return self
 
@@ -87,7 +87,7 @@ class Execution:
     def __str__(self) -> str:
         word = {0: "vmap", 1: "map"}.get(self.max_lanes, str(self.max_lanes))
         where = "" if self.devices == 1 else f" on each of {self.devices} devices"
-        return word + where + ("" if self.runs == 1 else f", runs in {self.runs} parts")
+        return word + where + ("" if self.run_groups == 1 else f", runs in {self.run_groups} parts")
 
 
 def resolve_execution(
@@ -141,7 +141,7 @@ def resolve_execution(
     mine = Execution(max_lanes, seeds, devices, auto=clients == "auto", platform=platform)
     if asked is None:
         return replace(mine, runs_first=devices > 1)
-    return replace(mine, devices=asked.clients, runs=asked.runs)
+    return replace(mine, devices=asked.clients, run_groups=asked.runs)
 
 
 def _max_lanes(clients: str | int, default: str) -> int:

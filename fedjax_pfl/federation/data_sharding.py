@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.execution.mesh import CLIENTS, mesh_of
+from fedjax_pfl.execution.mesh import CLIENTS, execution_mesh
 from fedjax_pfl.execution.processes import is_distributed, put
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import SPLITS
@@ -32,11 +32,10 @@ def place_on_devices(federation: Federation) -> Federation:
     """Return the federation with its samples on the devices."""
     if not is_distributed():
         return federation
-    execution = federation.execution
     if federation.data.own is not None:
         federation = replace(federation, data=all_process_data(federation.data))
-    federation = federation.with_devices(execution)  # resolves how devices are shared
-    return on_mesh(federation, mesh_of(execution.devices, execution.runs))
+    federation = federation.with_devices(federation.execution)  # fixes an automatic mesh
+    return on_mesh(federation, execution_mesh(federation.execution))
 
 
 def on_mesh(federation: Federation, mesh: Mesh) -> Federation:

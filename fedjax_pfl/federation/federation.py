@@ -203,7 +203,9 @@ class Federation:
     def with_devices(self, execution: Execution) -> "Federation":
         """Return the federation with the devices of another execution strategy."""
         its = self.execution
-        changed = replace(its, devices=execution.devices, runs=execution.runs, runs_first=False)
+        changed = replace(
+            its, devices=execution.devices, run_groups=execution.run_groups, runs_first=False
+        )
         if changed == its:
             return replace(self, execution=changed)
         return replace(self, execution=assign_lanes(replace(changed, fill=1.0), self.steps()))

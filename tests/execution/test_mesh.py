@@ -22,8 +22,8 @@ def test_runs_come_first_and_no_device_is_without_work():
         (8, 1), (4, 2), (8, 1), (4, 2), (2, 4), (1, 8)
     ]  # fmt: skip
     free = resolve_execution(devices=2)
-    assert free.shared(4) == Execution(free.max_lanes, free.seeds, 1, runs=2)
-    assert free.shared(4).shared(3).runs == 2  # for good
+    assert free.shared(4) == Execution(free.max_lanes, free.seeds, 1, run_groups=2)
+    assert free.shared(4).shared(3).run_groups == 2  # for good
     assert resolve_execution().shared(4).all_devices == 1
 
 
@@ -32,7 +32,7 @@ def test_parse_mesh():
     assert parsed("runs:3") == MeshShape(1, 3)
     assert [nearest(MeshShape(4, 4), n) for n in (8, 4, 1, 6)] == [(4, 2), (2, 2), (1, 1), (3, 2)]
     two = resolve_execution(mesh="runs:2")
-    assert (two.devices, two.runs, str(two)) == (1, 2, "map, runs in 2 parts")
+    assert (two.devices, two.run_groups, str(two)) == (1, 2, "map, runs in 2 parts")
     assert resolve_execution(mesh="clients:2", devices=2).devices == 2
 
 
@@ -83,7 +83,7 @@ def test_runs_that_devices_do_not_divide_are_on_all_of_them():
 
 def test_two_runs_on_two_devices_have_one_each():
     federation = toy_federation((7, 3, 1, 10), dtype="float32", devices=2)
-    assert [federation.for_runs(n).execution.runs for n in (1, 2, 3)] == [1, 2, 1]
+    assert [federation.for_runs(n).execution.run_groups for n in (1, 2, 3)] == [1, 2, 1]
     assert not federation.for_runs(2).execution.deal  # clients stay on their run's device
 
 
