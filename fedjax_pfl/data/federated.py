@@ -182,6 +182,10 @@ class FederatedData:
         tokens = self.samples.dtype in (np.uint16, np.int32)
         return jnp.dtype(jnp.int32 if tokens else dtype)
 
+    def zero_inputs(self, dtype: str, count: int = 1) -> jax.Array:
+        """Return a minibatch of zeros as a model receives it, [count, ...], to initialize it."""
+        return jnp.zeros((count, *self.sample_shape), self.input_dtype(dtype))
+
     def split(self, name: str | Split) -> Split:
         """Return a split by name; a `Split`, such as a window, is returned unchanged."""
         if isinstance(name, Split):

@@ -17,7 +17,6 @@ from fedjax_pfl.execution.processes import is_distributed
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.feature_cache import with_cached_features
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
 from fedjax_pfl.federation.option_groups import documented, gathered
 from fedjax_pfl.federation.options import (
     GROUPS,
@@ -100,11 +99,13 @@ def federate(
     data = groups[DriftOptions].drifting(data, dataset, partition)
     threat.check_concepts(data)
     shapes, order = check_model(task, data)
-    inputs = jax.eval_shape(lambda: sample_inputs(task, data))
+    inputs = jax.eval_shape(lambda: data.zero_inputs(task.dtype))
     network, values, match = groups[ModelOptions].with_pretrained(task, shapes, order, inputs)
     if network is not task:
         task = network
-        shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
+        bound = task.bound(values, None)
+        zeros = data.zero_inputs(task.dtype)
+        shapes = jax.eval_shape(bound.initial_model, jax.random.key(0), zeros)
     metrics = threat.metrics(dataset, partition)
     if groups[ModelOptions].cache_features:
         changed = training.augment is not None or any(one.changes is not None for one in metrics)
@@ -155,14 +156,13 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
       InputError: the model can't process the samples, or does not return [B, C] logits, or the
         outputs of another task.
     """
-    sample = data.sample_shape
-    inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))
-    order = []
+    sample, order = data.sample_shape, []
+    inputs = jax.eval_shape(lambda: data.zero_inputs(task.dtype, 2))
 
     def first_model():
         key = jax.random.key(0)
         order.extend(creation_order(task.init(key, jnp.zeros(inputs.shape, inputs.dtype))))
-        return initial_model(task, data, key, {})
+        return task.initial_model(key, data.zero_inputs(task.dtype))
 
     try:
         model = jax.eval_shape(first_model)

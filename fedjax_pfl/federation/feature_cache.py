@@ -42,8 +42,8 @@ def with_cached_features(
       InputError: features depend on a client's model or on whether it is trained, the model does
         not define its features and its head, or frozen leaves are drawn.
     """
-    sample = jax.ShapeDtypeStruct((1, *data.sample_shape), data.input_dtype(task.dtype))
-    zeros, key_0 = jnp.zeros(sample.shape, sample.dtype), jax.random.key(0)
+    zeros, key_0 = data.zero_inputs(task.dtype), jax.random.key(0)
+    sample = jax.ShapeDtypeStruct(zeros.shape, zeros.dtype)
     shapes = jax.eval_shape(lambda: task.bound(values, None).frozen_leaves(key_0, zeros))
     drawn = [path for path in paths_in_order(shapes) if path not in values]
     if drawn:
@@ -53,7 +53,7 @@ def with_cached_features(
         )
     frozen = {path: np.asarray(values[path]) for path in paths_in_order(shapes)}
     backbone = jax.jit(lambda given: task.bound(given, None).frozen_leaves(key_0, zeros))(frozen)
-    batch = jax.ShapeDtypeStruct((CHUNK, *data.sample_shape), sample.dtype)
+    batch = jax.eval_shape(lambda: data.zero_inputs(task.dtype, CHUNK))
     check_frozen_features(task.bound(values, backbone), model, batch)
 
     @partial(jax.jit, static_argnames="train")

@@ -18,7 +18,6 @@ from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
-from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
@@ -123,7 +122,7 @@ class Federation:
     def with_backbone(self, key: jax.Array) -> "Federation":
         """Return the federation with the frozen leaves of the run of that key."""
         key = keys.derive(key, "init")
-        backbone = self.task.frozen_leaves(key, sample_inputs(self.task, self.data))
+        backbone = self.task.frozen_leaves(key, self.data.zero_inputs(self.network.dtype))
         return replace(self, backbone=backbone) if backbone else self
 
     @property
@@ -221,7 +220,7 @@ class Federation:
         Raises:
           InputError: the model does not define its features.
         """
-        inputs = jax.eval_shape(lambda: sample_inputs(self.task, self.data))
+        inputs = jax.eval_shape(lambda: self.data.zero_inputs(self.network.dtype))
         features = jax.eval_shape(
             lambda *args: self._shaped().features(*args), self.model_shapes, inputs
         )
@@ -247,8 +246,7 @@ class Federation:
         if part_of(self.network, type(network)) is not None:
             return self
         if getattr(network, "has_own_head", False):
-            sample = self.data.sample_shape
-            inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
+            inputs = jax.eval_shape(lambda: self.data.zero_inputs(self.network.dtype, 2))
             check_features(self._shaped, self.model_shapes, inputs)
         changed = replace(self, network=network)
         plan = extended(self.plan, changed.model_shapes, personal)
@@ -302,4 +300,5 @@ class Federation:
 
     def initial_model(self, key: jax.Array) -> Tree:
         """Return an initial model."""
-        return initial_model(self.network, self.data, key, self.initial_values)
+        bound = self.network.bound(self.initial_values, None)
+        return bound.initial_model(key, self.data.zero_inputs(self.network.dtype))
