@@ -9,6 +9,7 @@ import jax
 from fedjax_pfl.utils.errors import require_name
 
 PLATFORMS = ("cpu", "gpu", "tpu")
+LANES = 128  # numbers in a row of a TPU's tile
 
 
 def resolve_platform(name: str | None = None) -> str:
@@ -24,3 +25,14 @@ def resolve_platform(name: str | None = None) -> str:
         return name if name in PLATFORMS else "gpu"
     require_name("platform", name, PLATFORMS)
     return name
+
+
+def row_length(numbers: int, platform: str) -> int:
+    """Return the length to which rows are padded for fast access to single rows.
+
+    A TPU reads rows along the axis of the lanes. Unless the rows fill the lanes, an argument has
+    the other layout, and each call of a program copies it. Short rows are not padded: they would
+    take more than twice the memory.
+    """
+    filled = -(-numbers // LANES) * LANES
+    return filled if platform == "tpu" and filled <= 2 * numbers else numbers

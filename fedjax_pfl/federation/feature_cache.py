@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan_of_model import paths_in_order
 from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.execution import row_padding
+from fedjax_pfl.execution.platforms import row_length
 from fedjax_pfl.models.cached_features import DIFFERENT, HeadOnly, check_frozen_features
 from fedjax_pfl.models.task import EVALUATION, Task
 from fedjax_pfl.utils.errors import InputError
@@ -87,7 +87,7 @@ def with_cached_features(
 
     rows = cached_arrays("features", None, key.hexdigest(), computed, ("features",))["features"]
     shape, rows = rows.shape[1:], rows.reshape(len(rows), -1)
-    longer = row_padding.row_length(rows.shape[1], platform) - rows.shape[1]
+    longer = row_length(rows.shape[1], platform) - rows.shape[1]
     rows = np.pad(rows, ((0, 0), (0, longer))) if longer else rows
     kept = rows if isinstance(data.samples, np.ndarray) else jnp.asarray(rows)
     one, none = (jnp.asarray(x, np.float32) for x in (1, 0))

@@ -17,9 +17,8 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData, by_class, check_turns, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import FITTED, SCALINGS, SHARED, input_scaling, resolved_scaling
-from fedjax_pfl.execution import row_padding
 from fedjax_pfl.execution.lane_assignment import assign_lanes
-from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
+from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform, row_length
 from fedjax_pfl.execution.strategy import (
     CLIENT_STATES,
     SEED_AXES,
@@ -162,7 +161,7 @@ class InputOptions(OptionGroup):
             index = by_class(*train, np.asarray(labels)[train[0]], ids, dataset.num_classes)
             train = index, train[1]
         rows = samples.reshape(len(samples), -1)
-        longer = row_padding.row_length(rows.shape[1], platform) - rows.shape[1]
+        longer = row_length(rows.shape[1], platform) - rows.shape[1]
         return FederatedData(
             samples=keep(np.pad(rows, ((0, 0), (0, longer))) if longer else rows),
             labels=jnp.asarray(targets),
