@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.algorithms.common.low_rank import leading, low_rank
+from fedjax_pfl.algorithms.fedkd import leading, low_rank
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import maker

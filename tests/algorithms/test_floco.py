@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.algorithms.common.simplex import projected
+from fedjax_pfl.algorithms.floco import projected
 from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
