@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.algorithms.common.linear_heads import has_linear_head
+from fedjax_pfl.algorithms.common.head_checks import has_linear_head
 
 
 @core.struct

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import core, training, trees
-from fedjax_pfl.algorithms.common.shared_heads import check_only_head_shared
+from fedjax_pfl.algorithms.common.head_checks import check_only_head_shared
 
 
 @core.struct

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import core, trees
-from fedjax_pfl.algorithms.common.linear_heads import has_linear_head
+from fedjax_pfl.algorithms.common.head_checks import has_linear_head
 from fedjax_pfl.training import ClassSums
 
 

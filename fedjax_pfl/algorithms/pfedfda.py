@@ -16,7 +16,7 @@ from jax.scipy import linalg
 from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.linear_heads import has_linear_head
+from fedjax_pfl.algorithms.common.head_checks import has_linear_head
 from fedjax_pfl.training.sample_features import SampleFeatures
 
 FOLDS = 2

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation.pairs import blend
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.shared_heads import check_only_head_shared
+from fedjax_pfl.algorithms.common.head_checks import check_only_head_shared
 
 
 @core.struct

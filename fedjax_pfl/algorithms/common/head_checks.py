@@ -1,4 +1,6 @@
-"""Algorithms whose clients have bodies of their own under a shared head."""
+"""What algorithms require of the head and of its sharing."""
+
+import jax
 
 from fedjax_pfl import core
 
@@ -16,3 +18,11 @@ def check_only_head_shared(name: str, federation: core.Federation) -> None:
                 f"{name} shares the head and nothing else, and {path} is "
                 f"{'shared' if shared else 'private'}: leave share and freeze out."
             )
+
+
+def has_linear_head(federation: core.Federation) -> bool:
+    """Return whether the head has only a kernel [features, classes] and a bias [classes]."""
+    count, width = federation.data.num_classes, federation.num_features
+    leaves = zip(federation.plan.paths, jax.tree.leaves(federation.model_shapes), strict=True)
+    head = {path: leaf.shape for path, leaf in leaves if path.startswith("params/head/")}
+    return head == {"params/head/kernel": (width, count), "params/head/bias": (count,)}
