@@ -20,10 +20,12 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.testing.applied import check_matrices
-from fedjax_pfl.testing.assertions import assert_finite_and_stochastic
 from fedjax_pfl.testing.reads import rows_read
-from fedjax_pfl.testing.steps import check_steps
+from fedjax_pfl.testing.record_checks import (
+    assert_finite_and_stochastic,
+    check_matrices,
+    check_steps,
+)
 from fedjax_pfl.testing.toys import (
     CAPACITY,
     ROUNDS,

@@ -1,4 +1,4 @@
-"""Check that the mixing matrices of records are those that rounds apply."""
+"""Checks that records say what rounds did: finite states, matrices, self-weights, local steps."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -7,20 +7,96 @@ from functools import wraps
 from typing import Any
 from unittest import mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.context_uploads import ContextUploads
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils.tracing import trace_state
+from fedjax_pfl.utils.typing import Tree
 
 PRODUCTS = ("apply", "weighted_sum", "combine", "masked_average")  # functions (weights, models, ..)
+
+
+def _observed_round(run: Any, ctx: Context) -> tuple[Record, RoundObserver]:
+    """Run a round from the initial state; return its record and what was observed."""
+    observer = RoundObserver()
+    state = run.algorithm.init(ctx)
+    observed = replace(ctx, cohort=replace(ctx.cohort, observer=observer), observer=observer)
+    return run.algorithm.round(observed, state)[1], observer
+
+
+def assert_finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict) -> None:
+    """Assert that a round's state is finite and its mixing matrices are row-stochastic."""
+    chex.assert_tree_all_finite(state, custom_message="the state is not finite")
+    lost = np.flatnonzero(record["clients"]["nonfinite"]).tolist()
+    assert not lost, (
+        f"clients {lost} trained, and what the round made of their values is not finite"
+    )
+    if algorithm.row_stochastic:
+        for matrix in record["matrices"].values():
+            if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated
+                mixing.check(matrix)
+        _assert_self_weights(record["clients"], record["matrices"])
+
+
+def _assert_self_weights(clients: dict, matrices: dict) -> None:
+    """Assert that self-weights are the mean diagonal of the mixing matrix, NaN if absent."""
+    pairs = {name: matrix for name, matrix in matrices.items() if matrix.shape[-2] > 1}
+    if "mixing" in pairs or len(pairs) == 1:
+        matrix = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))
+        own = np.diagonal(matrix, axis1=-2, axis2=-1).reshape(-1, matrix.shape[-1]).mean(axis=0)
+        member = clients["participated"] & ~clients["diverged"]
+        wanted = np.where(member, own, np.nan)
+        message = "self_weight is not the diagonal of the recorded matrix"
+        np.testing.assert_allclose(clients["self_weight"], wanted, 1e-9, 1e-12, err_msg=message)
+
+
+def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> None:
+    """Compare the local steps of rounds, each from the initial state, with their records.
+
+    The program returns only steps, so XLA removes most of the training. Steps of an algorithm's own
+    `ctx.run_clients` are not checked, since a loop over samples need not be training.
+
+    Args:
+      algorithm: the algorithm.
+      federation: a federation prepared by the algorithm.
+      rounds: number of rounds.
+
+    Raises:
+      AssertionError: a client took more steps than recorded, or two trainings share a key.
+    """
+    purposes: list[str] = []
+
+    def steps_of(run, federation, t):
+        record, observer = _observed_round(run, run.context(federation, t, jnp.int32(rounds)))
+        purposes[:] = observer.purposes
+        recorded = record.clients["local_steps"]
+        return recorded if observer.steps is None else observer.steps, recorded
+
+    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
+    program = jax.jit(steps_of)
+    for t in range(rounds):
+        taken, recorded = map(np.asarray, program(run, federation, np.int32(t)))
+        assert (taken <= recorded).all(), (
+            f"the clients took {taken.tolist()} local steps in round {t + 1} and its record has "
+            f"{recorded.tolist()}: give each ctx.train the cohort of the one before, as in "
+            "ctx.train(models, cohort), and ctx.record the last one's"
+        )
+    twice = sorted({purpose for purpose in purposes if purposes.count(purpose) > 1})
+    assert not twice, (
+        f"a round trains twice with the key of {twice[0]!r}: give one of them another purpose=, or "
+        "same_minibatches=True if both are to have the same minibatches"
+    )
 
 
 class _Notes:
@@ -82,12 +158,11 @@ def check_matrices(algorithm: Algorithm, federation: Federation, rounds: int) ->
 
     def rows_of(run, federation, t):
         nonlocal unknown
-        ctx, observer = run.context(federation, t, jnp.int32(rounds)), RoundObserver()
-        observed = replace(ctx.cohort, observer=observer)
-        state = run.algorithm.init(ctx)
+        ctx = run.context(federation, t, jnp.int32(rounds))
         with _Notes() as notes:
-            _, record = run.algorithm.round(replace(ctx, cohort=observed, observer=observer), state)
-        one = [name for name, matrix in notes.recorded.items() if _is_in(matrix, notes.applied)]
+            record, _ = _observed_round(run, ctx)
+        applied = set(map(id, notes.applied))
+        one = [name for name, matrix in notes.recorded.items() if id(matrix) in applied]
         others[:] = sorted(record.matrices.keys() - set(one))
         unknown = len(notes.of_round) < len(notes.applied)
         rows = [_rows(ctx.cohort, weights) for weights in notes.of_round]
@@ -112,10 +187,6 @@ def check_matrices(algorithm: Algorithm, federation: Federation, rounds: int) ->
                 f"the recorded matrix {name!r} of round {t + 1} has rows that no function of "
                 "`mixing` was given: record the matrix that the models were mixed with"
             )
-
-
-def _is_in(matrix: jax.Array, applied: list[jax.Array]) -> bool:
-    return any(matrix is weights for weights in applied)
 
 
 def _rows(cohort: Cohort, weights: jax.Array) -> jax.Array:
