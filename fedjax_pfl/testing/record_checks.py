@@ -22,15 +22,14 @@ from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils.tracing import trace_state
-from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl.utils.typing import State, Tree
 
 PRODUCTS = ("apply", "weighted_sum", "combine", "masked_average")  # functions (weights, models, ..)
 
 
-def _observed_round(run: Any, ctx: Context) -> tuple[Record, RoundObserver]:
-    """Run a round from the initial state; return its record and what was observed."""
+def _observed_round(run: Any, ctx: Context, state: State) -> tuple[Record, RoundObserver]:
+    """Run a round from a state; return its record and what was observed."""
     observer = RoundObserver()
-    state = run.algorithm.init(ctx)
     observed = replace(ctx, cohort=replace(ctx.cohort, observer=observer), observer=observer)
     return run.algorithm.round(observed, state)[1], observer
 
@@ -78,7 +77,8 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
     purposes: list[str] = []
 
     def steps_of(run, federation, t):
-        record, observer = _observed_round(run, run.context(federation, t, jnp.int32(rounds)))
+        ctx = run.context(federation, t, jnp.int32(rounds))
+        record, observer = _observed_round(run, ctx, run.algorithm.init(ctx))
         purposes[:] = observer.purposes
         recorded = record.clients["local_steps"]
         return recorded if observer.steps is None else observer.steps, recorded
@@ -159,8 +159,9 @@ def check_matrices(algorithm: Algorithm, federation: Federation, rounds: int) ->
     def rows_of(run, federation, t):
         nonlocal unknown
         ctx = run.context(federation, t, jnp.int32(rounds))
+        state = run.algorithm.init(ctx)
         with _Notes() as notes:
-            record, _ = _observed_round(run, ctx)
+            record, _ = _observed_round(run, ctx, state)
         applied = set(map(id, notes.applied))
         one = [name for name, matrix in notes.recorded.items() if id(matrix) in applied]
         others[:] = sorted(record.matrices.keys() - set(one))
