@@ -70,11 +70,11 @@ class Apple(core.Algorithm):
             cores = lax.map(lambda i: make(jax.random.fold_in(key, i)), ctx.ids)
         relations = ctx.replicate(self._first_relations(ctx))
         rows = jnp.arange(ctx.num_clients)
-        personal = mixtures(ctx.plan, relations, cores, ctx.trainable_shared(cores), rows)
+        personal = mixtures(ctx.plan, relations, cores, ctx.plan.trainable_shared(cores), rows)
         return State(cores, relations, personal)
 
     def round(self, ctx, state):
-        step, rows, stack = ctx.sgd_step(), ctx.cohort.rows, ctx.trainable_shared(state.cores)
+        step, rows, stack = ctx.sgd_step(), ctx.cohort.rows, ctx.plan.trainable_shared(state.cores)
         first, penalty = self._first_relations(ctx), self.penalty(ctx.t, ctx.num_rounds)
 
         def both(carry, batch, rng, stack, client):

@@ -157,7 +157,7 @@ class Cfl(core.Algorithm):
         received = ctx.plan.with_private(trees.take(state.models, own), private)
         trained, cohort, loss = ctx.train(received)
         sent = ctx.upload(trained, received, cohort=cohort)
-        update = ctx.trainable_shared(jax.tree.map(jnp.subtract, sent, received))
+        update = ctx.plan.trainable_shared(jax.tree.map(jnp.subtract, sent, received))
         norms = jnp.sqrt(similarity.squared_norms(update))
         members = self._members(state, own, cohort)
         mean_norms = jnp.sqrt(similarity.squared_norms(_means(members, update)))

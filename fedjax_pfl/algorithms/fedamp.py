@@ -65,7 +65,7 @@ class Attentive(core.Algorithm):
         own, rows = ctx.cohort.gather(state.models), ctx.cohort.rows
         others = rows[:, None] != jnp.arange(ctx.num_clients)
         xi = self.attention(
-            ctx.trainable_shared(own), ctx.trainable_shared(state.models), others, rows
+            ctx.plan.trainable_shared(own), ctx.plan.trainable_shared(state.models), others, rows
         )
         itself = on_itself(xi)
         weights = jnp.where(others, xi, itself[:, None])
@@ -73,7 +73,7 @@ class Attentive(core.Algorithm):
         trained, cohort, loss = ctx.train(
             own if self.start == "own" else cloud,
             extra_loss=training.proximal(self.proximal_weight),
-            operands=ctx.trainable_shared(cloud)["params"],
+            operands=ctx.plan.trainable_shared(cloud)["params"],
         )
         sent = ctx.upload(trained, own, cohort=cohort)
         return State(cohort.scatter(state.models, sent)), ctx.record(
@@ -88,7 +88,7 @@ class Attentive(core.Algorithm):
         own = super().personalize(ctx, state, new_clients)
         others = jnp.ones((new_clients.num_clients, ctx.num_clients), bool)
         xi = self.attention(
-            new_clients.trainable_shared(own), ctx.trainable_shared(state.models), others
+            new_clients.plan.trainable_shared(own), ctx.plan.trainable_shared(state.models), others
         )
         weights = jnp.concatenate([jnp.diag(on_itself(xi)), xi], axis=1)
         senders = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.models)

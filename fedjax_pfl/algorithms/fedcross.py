@@ -63,7 +63,7 @@ class FedCross(core.Algorithm):
         if self.partner == "in_order":
             partner = self.in_order(ctx.t, place, cohort.mask)
         else:
-            models = ctx.trainable_shared(sent)
+            models = ctx.plan.trainable_shared(sent)
             alike = similarity.cosines(models, models)
             sign = 1 if self.partner == "highest" else -1
             partner = jnp.argmax(jnp.where(others, sign * alike, -jnp.inf), axis=1)

@@ -101,8 +101,8 @@ class FedDWA(core.Algorithm):
             guide = ctx.upload(guide, sent, "guidance", cohort)
         else:
             guide, cohort = self._other_guidance(ctx, state, received, trained, sent, cohort)
-        uploads = ctx.trainable_shared(sent)
-        distances = similarity.squared_distances(ctx.trainable_shared(guide), uploads)
+        uploads = ctx.plan.trainable_shared(sent)
+        distances = similarity.squared_distances(ctx.plan.trainable_shared(guide), uploads)
         if self.weights == "inverse":  # eq. (15)
             tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's norm
             weights = mixing.inverse(distances, cohort.mask, tiny)

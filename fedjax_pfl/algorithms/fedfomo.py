@@ -229,7 +229,7 @@ def signed_weights(ctx, norm, starts, candidates, choice, found, rows=None):
     itself = jnp.arange(len(choice))[:, None]
     before = ctx.loss_matrix(starts, rows, choice=itself)
     after = ctx.loss_matrix(candidates, rows, choice=choice, onto=starts)
-    reference, models = ctx.trainable_shared(starts), ctx.trainable_shared(candidates)
+    reference, models = ctx.plan.trainable_shared(starts), ctx.plan.trainable_shared(candidates)
 
     def distance(chosen):
         return length(jax.tree.map(jnp.subtract, trees.take(models, chosen), reference), norm)

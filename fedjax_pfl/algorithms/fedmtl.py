@@ -72,7 +72,7 @@ class FedMtl(core.Algorithm):
         near = ctx.mix(mixing.normalize(others.astype(ctx.dtype)), own, onto=own)
         trained, cohort, loss = ctx.train(
             own, extra_loss=self.regularizer(ctx, jnp.sum(mask)),
-            operands=ctx.trainable_shared(near)["params"],
+            operands=ctx.plan.trainable_shared(near)["params"],
         )  # fmt: skip
         sent = ctx.upload(trained, own, cohort=cohort)
         return State(cohort.scatter(state.models, sent)), ctx.record(
@@ -106,7 +106,7 @@ class FedMtl(core.Algorithm):
         return super().personalize(
             ctx, state, new_clients,
             extra_loss=self.regularizer(ctx, ctx.num_clients + 1),
-            operands=trees.replicate(ctx.trainable_shared(start)["params"], count),
+            operands=trees.replicate(ctx.plan.trainable_shared(start)["params"], count),
         )  # fmt: skip
 
 

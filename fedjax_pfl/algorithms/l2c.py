@@ -93,7 +93,7 @@ class Attention:
             cohort.gather(state.logits),
         )
         first = ctx.initial_model()
-        moved = ctx.trainable_shared(jax.tree.map(lambda new, old: old - new, trained, first))
+        moved = ctx.plan.trainable_shared(jax.tree.map(lambda new, old: old - new, trained, first))
         length = jnp.sqrt(similarity.squared_norms(moved)) + 1e-10
         unit = jax.tree.map(lambda leaf: leaf / trees.expand_to(leaf, length), moved)
         self.updates = [units(leaf) for leaf in jax.tree.leaves(unit)]
@@ -110,7 +110,7 @@ class Attention:
             kernel = jnp.full((fan_in, fan_out), fan_in**-0.5, ctx.dtype)
             return {"kernel": kernel, "bias": kernel[0]}
 
-        sent = jax.tree.leaves(ctx.trainable_shared(ctx.initial_model()))
+        sent = jax.tree.leaves(ctx.plan.trainable_shared(ctx.initial_model()))
         sizes = [(units(leaf[None]).shape[-1], *WIDTHS) for leaf in sent]
         scales = [[layer(*pair) for pair in itertools.pairwise(widths)] for widths in sizes]
         flat, unflat = ravel_pytree(scales)
@@ -222,7 +222,9 @@ class L2C(core.Algorithm):
             learnt, moments, counted = carry
             weights, models = mixed(source.logits_of(learnt)) if at is None else at
             gradient, finite, steps = self.validation_gradient(ctx, cohort, models, k)
-            slopes = -similarity.gram(ctx.trainable_shared(gradient), ctx.trainable_shared(deltas))
+            slopes = -similarity.gram(
+                ctx.plan.trainable_shared(gradient), ctx.plan.trainable_shared(deltas)
+            )
             slopes = weights * (slopes - jnp.sum(weights * slopes, axis=1, keepdims=True))
             by_learnt = source.gradient(learnt, slopes)
             step, after = jax.vmap(optax.scale_by_adam(*BETAS).update)(by_learnt, moments)

@@ -145,7 +145,7 @@ class Sfl(core.Algorithm):
         """Return alpha A^layers + (1 - alpha) I, [N, N], over uploads and last models."""
         own, data = jnp.eye(ctx.num_clients, dtype=ctx.dtype), ctx.federation.data
         if self.graph == "neighbours":
-            changes = ctx.trainable_shared(jax.tree.map(jnp.subtract, sent, server))
+            changes = ctx.plan.trainable_shared(jax.tree.map(jnp.subtract, sent, server))
             edges = nearest_by_cosine(changes, ctx.ids, self.neighbours)
         elif self.relation is None:
             edges = share_a_label(data.class_counts, data.class_counts)
@@ -154,7 +154,7 @@ class Sfl(core.Algorithm):
         edges = mixing.normalize(edges.astype(ctx.dtype))
         if self.graph == "learned":
             generator = first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
-            learned = fitted_graph(generator, ctx.trainable_shared(sent), ctx.ids)
+            learned = fitted_graph(generator, ctx.plan.trainable_shared(sent), ctx.ids)
             edges = (1 - self.learned_share) * edges + self.learned_share * learned
         # A client whose training failed is not a vertex in this round, unless it counts with its
         # last model (privacy); one without an edge keeps its model. A row of the learned graph may

@@ -15,7 +15,7 @@ from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_r
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.errors import UNCOUNTED, UncountedRelease
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
+from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ContextUploads(ContextBase):
         info = UploadInfo(
             cohort.ids,
             cohort.mask,
-            self._weighted(cohort),
+            cohort.mask & (self.federation.data.train.size[cohort.rows] > 0),
             what,
             key,
             compressed,
@@ -90,14 +90,6 @@ class ContextUploads(ContextBase):
         else:
             received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
-
-    def _weighted(self, cohort: Cohort) -> Mask:
-        """Return which members have a weight in every sum: those with samples."""
-        return cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
-
-    def trainable_shared(self, models: Stack) -> Stack:
-        """Return the trainable shared leaves of models, by which a server can compare clients."""
-        return self.federation.plan.trainable_shared(models)
 
     def mix(
         self,
@@ -145,7 +137,6 @@ class ContextUploads(ContextBase):
         stage, rule = self.federation.uploads, self.federation.aggregator
         if stage is not None and stage.uniform:
             part, there = self.federation.participation, weights > 0
-            equal = jnp.ones_like(weights)
             # Privacy needs a divisor that does not depend on the members.
             fixed = stage.noise_of_sums
             if fixed and self.observer is not None:
@@ -155,7 +146,10 @@ class ContextUploads(ContextBase):
                         "ctx.aggregate outside of it."
                     )
                 self.observer.sums += 1
-            weights = part.uniform_weights(there) if fixed else mixing.normalize(equal, there)
+            if fixed:
+                weights = there / jnp.asarray(part.expected, jnp.result_type(float))
+            else:
+                weights = mixing.normalize(jnp.ones_like(weights), there)
             if self.observer is not None:
                 self.observer.weights = weights
             if stage.noise_of_sums and len(weights) == self.cohort.size:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.typing import Mask, Rows, Tree
+from fedjax_pfl.utils.typing import Rows, Tree
 
 
 @struct
@@ -220,7 +220,7 @@ class Participation:
 
     @property
     def expected(self) -> float:
-        """Expected number of clients that a round samples: M, or pN under Poisson sampling."""
+        """Expected number of clients in a round, known beforehand: M; pN under Poisson sampling."""
         return self.cohort_size if self.poisson is None else self.poisson * len(self.delay)
 
     def sampled(self, num_clients: int) -> bool:
@@ -234,13 +234,6 @@ class Participation:
             return None
         window = jnp.asarray(self.window)
         return (window[:, 0] <= t) & (t < window[:, 1])
-
-    def uniform_weights(self, mask: Mask) -> jax.Array:
-        """Return equal weights [M] of the members of `mask`, over their expected number.
-
-        The number is known without looking at the clients: pN under Poisson sampling, else M.
-        """
-        return mask / jnp.asarray(self.expected, jnp.result_type(float))
 
     def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
         """Return the cohort of round `t` (from 0), given the run's key and `ids` int32 [N]."""

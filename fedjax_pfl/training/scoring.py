@@ -165,18 +165,6 @@ def _scoring(
     )
 
 
-class LossMatrix(NamedTuple):
-    """Losses of candidates and the number of forward passes.
-
-    Attributes:
-      losses: [M, K], mean over a client's samples; 0 for inactive clients and without samples.
-      samples: int32 [M], forward passes of single samples of each client.
-    """
-
-    losses: jax.Array
-    samples: jax.Array
-
-
 def loss_matrix(
     federation: Federation,
     candidates: Tree,
@@ -185,7 +173,7 @@ def loss_matrix(
     choice: jax.Array | None = None,
     active: jax.Array | None = None,
     onto: Stack | None = None,
-) -> LossMatrix:
+) -> tuple[jax.Array, jax.Array]:
     """Compute the mean loss of candidate models on each client's samples.
 
     Args:
@@ -197,6 +185,10 @@ def loss_matrix(
       active: bool [M], clients that score candidates; all by default.
       onto: models [M, ...] of the clients, whose private leaves replace the candidates', as in
         mixing.
+
+    Returns:
+      (losses [M, K], means over a client's samples; 0 for inactive clients and without samples.
+      Forward passes of single samples of each client, int32 [M].)
 
     Raises:
       InputError: too many forward passes to count.
@@ -215,9 +207,10 @@ def loss_matrix(
 
         def one_each(chosen):
             some = trees.take(candidates, chosen)
-            return loss_matrix(federation, some, rows, split, itself, active, onto).losses[:, 0]
+            losses, _ = loss_matrix(federation, some, rows, split, itself, active, onto)
+            return losses[:, 0]
 
-        return LossMatrix(lax.map(one_each, choice.T).T, _passes(sizes, choice))
+        return lax.map(one_each, choice.T).T, _passes(sizes, choice)
 
     private = None
     if onto is not None:
@@ -240,7 +233,7 @@ def loss_matrix(
     common = _Common(candidates, federation.data, part)
     row_devices = row_devices_of(federation.data, rows)
     losses = over_rows(of_client, operands, common, federation.execution, sizes, row_devices)
-    return LossMatrix(losses, _passes(sizes, choice))
+    return losses, _passes(sizes, choice)
 
 
 def _passes(sizes: jax.Array, choice: jax.Array) -> jax.Array:

@@ -145,7 +145,7 @@ class WeighsByUploads(FedAvg):
     """Looks at single uploads, and inherits that its server needs sums."""
 
     def weigh(self, ctx, state, sent):
-        norms = pfl.similarity.squared_norms(ctx.trainable_shared(sent.models))
+        norms = pfl.similarity.squared_norms(ctx.plan.trainable_shared(sent.models))
         return pfl.mixing.normalize(norms, sent.cohort.mask), state
 
 
