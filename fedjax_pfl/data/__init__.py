@@ -14,7 +14,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import (
     COMMON_OPTIONS,
     RULES,
-    Plan,
+    DealPlan,
     make_partition,
     parse_options,
     register_rule,
@@ -35,8 +35,8 @@ __all__ = [
     "RULES",
     "SCALINGS",
     "Dataset",
+    "DealPlan",
     "Partition",
-    "Plan",
     "dataset_from_arrays",
     "detect_tool",
     "import_partition",

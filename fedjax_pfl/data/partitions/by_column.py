@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples
-from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_whole, shown, unknown_name
 
 
@@ -18,7 +18,7 @@ def by_column(
     column: str = "",
     min_size: int = 2,
     clients_each: int = 1,
-) -> Plan:
+) -> DealPlan:
     """A client for each value of a column: each writer, user or hospital has its own samples.
 
     Clients are in the order of the values: ascending numbers, or texts in alphabetical order.
@@ -71,7 +71,7 @@ def by_column(
     if each > 1:
         names = tuple(f"{name}-{k}" for name in names for k in range(each))
     left_out = int(len(values) - len(enough))
-    return Plan(deal, {"column": column, "left_out": left_out}, names=names)
+    return DealPlan(deal, {"column": column, "left_out": left_out}, names=names)
 
 
 def _chosen(column: str, known: Mapping[str, np.ndarray]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, apportion, deal_alike
-from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
@@ -19,7 +19,7 @@ def dirichlet(
     alpha: float = 0.1,
     min_size: int = 10,
     max_retries: int = 100,
-) -> Plan:
+) -> DealPlan:
     """Dir(alpha) per class over clients, with a size cap: PFLlib, cwFedAVG, FedDWA's practical-2.
 
     Class after class, shares of the clients are drawn from Dir(alpha); clients that already hold
@@ -49,7 +49,7 @@ def dirichlet_uncapped(
     alpha: float = 0.1,
     min_size: int = 10,
     max_retries: int = 100,
-) -> Plan:
+) -> DealPlan:
     """Dir(alpha) per class over clients, without a size cap: FL-bench, Flower's default.
 
     As `dirichlet`, but shares are dealt as drawn: sizes differ far more, and a client may have most
@@ -66,7 +66,7 @@ def dirichlet_uncapped(
 @register_rule("dirichlet_per_client", test_split="pooled")
 def dirichlet_per_client(
     samples: Samples, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.1
-) -> Plan:
+) -> DealPlan:
     """Dir(alpha) per client over classes, equal client sizes: FedLab, Flower's InnerDirichlet.
 
     Every client has floor(|D|/N) samples and draws its own shares of the classes from Dir(alpha).
@@ -92,7 +92,7 @@ def dirichlet_per_client(
         counts[client] = _serve(size, shares, left)
         left -= counts[client]
         drifted += np.maximum(drawn - counts[client], 0).sum() * 10 >= size
-    return Plan(deal_alike(counts, histogram), {"drifted_clients": int(drifted)})
+    return DealPlan(deal_alike(counts, histogram), {"drifted_clients": int(drifted)})
 
 
 def _apportion(total: int, shares: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def dirichlet_shares(count: int, alpha: float, rng: np.random.Generator) -> np.n
     return shares
 
 
-def _per_class(samples, num_clients, rng, alpha, min_size, max_retries, capped: bool) -> Plan:
+def _per_class(samples, num_clients, rng, alpha, min_size, max_retries, capped: bool) -> DealPlan:
     check_alpha(alpha)
     min_size = require_whole("min_size", min_size, 1)
     max_retries = require_whole("max_retries", max_retries, 0)
@@ -147,7 +147,7 @@ def _per_class(samples, num_clients, rng, alpha, min_size, max_retries, capped: 
         lambda: _dirichlet_counts(histogram, num_clients, alpha, rng, capped), min_size, max_retries
     )
     _raise_to_minimum(counts, min_size)
-    return Plan(deal_alike(counts, histogram), {"fallback_used": not reached})
+    return DealPlan(deal_alike(counts, histogram), {"fallback_used": not reached})
 
 
 def nearest_draw(

@@ -3,14 +3,14 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, joined
-from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, register_rule
 from fedjax_pfl.utils.errors import InputError, require_whole
 
 
 @register_rule("shards")
 def shards(
     samples: Samples, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
-) -> Plan:
+) -> DealPlan:
     """Label-sorted shards, two per client: the code behind FedDWA's pathological setting.
 
     FedDWA (IJCAI 2023, B.2; `noniid_type8` of its code) after McMahan et al. (2017). The samples,
@@ -33,7 +33,7 @@ def shards(
         cut = np.array_split(joined(samples.decks(rng)), total)
         return [[rng.permutation(cut[shard]) for shard in row] for row in owner]
 
-    return Plan(deal, {})
+    return DealPlan(deal, {})
 
 
 def _check(samples: Samples, num_clients: int, each: int) -> None:

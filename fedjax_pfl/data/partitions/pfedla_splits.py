@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts, joined, largest
-from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 USUAL_SIZE = 600  # a hundredth of CIFAR-10, CIFAR-100 and MNIST's training samples
@@ -20,7 +20,7 @@ def pfedla_noniid1(
     classes_per_client: int = 4,
     samples_per_client: int | None = None,
     allow_overlap: bool = False,
-) -> Plan:
+) -> DealPlan:
     """Four random classes per client in equal numbers, equal clients: pFedLA's non-IID_1.
 
     pFedLA (CVPR 2022), section 4.1. Classes are used as evenly as possible; 70 % train, 30 % test.
@@ -50,7 +50,7 @@ def pfedla_noniid2(
     dominant_share: float = 0.5,
     samples_per_client: int | None = None,
     allow_overlap: bool = False,
-) -> Plan:
+) -> DealPlan:
     """All classes per client, two of them with more samples, equal clients: pFedLA's non-IID_2.
 
     pFedLA (CVPR 2022), section 4.1, which doesn't give their part. Dominant classes are random,
@@ -92,7 +92,7 @@ def pfedla_fig5(
     classes_per_client: int = 4,
     samples_per_client: int | None = None,
     allow_overlap: bool = False,
-) -> Plan:
+) -> DealPlan:
     """A target, a twin with its classes, one with all but one of them, others: pFedLA's Fig. 5.
 
     pFedLA (CVPR 2022), section 4.3, with 8 clients. Client 0 is the target, client 1 has the same
@@ -121,7 +121,7 @@ def pfedla_fig5(
         sets.append(np.concatenate([rng.permutation(target)[:shared], own]))
     plan = _of_sets(samples, np.sort(sets, axis=1), samples_per_client, allow_overlap)
     roles = ["target", "twin", "similar", *["other"] * (num_clients - 3)]
-    return plan._replace(resolved=plan.resolved | {"roles": roles})
+    return plan._replace(facts=plan.facts | {"roles": roles})
 
 
 @register_rule("pfedla_fig6", equal_sizes=True, test_split="pooled", test_fraction=0.3)
@@ -133,7 +133,7 @@ def pfedla_fig6(
     classes_per_client: int = 4,
     samples_per_client: int | None = None,
     allow_overlap: bool = False,
-) -> Plan:
+) -> DealPlan:
     """Windows of four neighbouring classes that slide by one per client: pFedLA's Fig. 6.
 
     pFedLA (CVPR 2022), section 4.3, with 8 clients: client i has the classes i, i+1, i+2, i+3
@@ -150,7 +150,7 @@ def pfedla_fig6(
     return _of_sets(samples, np.sort(present[window]), samples_per_client, allow_overlap)
 
 
-def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> Plan:
+def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> DealPlan:
     """Return a plan with equal numbers of each client's classes [N, k]."""
     allowed = samples.membership(sets)
 
@@ -183,7 +183,7 @@ def _even(allowed: np.ndarray, total: int, available: np.ndarray, used: np.ndarr
     return counts + more
 
 
-def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Plan:
+def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> DealPlan:
     """Return a plan of `counts(size, available)` [N, C] for the largest possible size.
 
     Args:
@@ -236,7 +236,7 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Pla
         ]
 
     resolved = {"samples_per_client": most, "class_sets": sets.tolist()}
-    return Plan(deal, resolved, allow_overlap=allow_overlap)
+    return DealPlan(deal, resolved, allow_overlap=allow_overlap)
 
 
 def _strata(dealt, classes: np.ndarray, own: np.ndarray, rng) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from fedjax_pfl.data.partitions.dirichlet import (
     dirichlet_shares,
     nearest_draw,
 )
-from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
@@ -23,7 +23,7 @@ def pat(
     classes_per_client: int = 2,
     balance: bool = False,
     min_size: int = 1,
-) -> Plan:
+) -> DealPlan:
     """A few classes per client in hidden groups, random sizes: PFLlib's `pat`, cwFedAVG.
 
     PFLlib's `separate_data`, used by cwFedAVG (its appendix C). The clients of a class are not
@@ -74,7 +74,7 @@ def pat(
     order = {g: k for k, g in enumerate(dict.fromkeys(groups.tolist()))}
     resolved = {"client_groups": [order[g] for g in groups.tolist()]}
     unread = {"min_size": "balance=False"} if balance else {}
-    return Plan(deal_alike(counts, histogram), resolved, unread=unread)
+    return DealPlan(deal_alike(counts, histogram), resolved, unread=unread)
 
 
 @register_rule("exdir", test_split="pooled")
@@ -87,7 +87,7 @@ def exdir(
     alpha: float = 100.0,
     min_size: int = 10,
     max_retries: int = 100,
-) -> Plan:
+) -> DealPlan:
     """A few random classes per client, each dealt to its owners by Dir(alpha): PFLlib's `exdir`.
 
     Extended Dirichlet (Li and Lyu, 2023). Every client gets `classes_per_client` distinct classes
@@ -132,4 +132,4 @@ def exdir(
     if not reached:
         counts = draw(least)
     resolved = {"fallback_used": not reached, "class_sets": sets.tolist()}
-    return Plan(deal_alike(counts, histogram), resolved)
+    return DealPlan(deal_alike(counts, histogram), resolved)

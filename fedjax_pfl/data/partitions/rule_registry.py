@@ -25,21 +25,21 @@ from fedjax_pfl.utils.errors import InputError, find_name, require, require_name
 from fedjax_pfl.utils.registries import F, registering
 
 
-class Plan(NamedTuple):
-    """Decisions of a partition rule.
+class DealPlan(NamedTuple):
+    """What a partition rule decides: how samples are dealt to clients.
 
     Attributes:
-      deal: deals any samples.
-      resolved: facts for the partition's options, in addition to the rule's options.
+      deal: `deal(samples, rng)` deals any samples by the plan, see `register_rule`.
+      facts: what the rule reports in a partition's `options`, beside its own options.
       label_map: [N, C] or None, see `Partition`.
       allow_overlap: whether several clients may get the same sample.
-      unread: options that have no effect in this mode of the rule, with the mode that reads them.
+      unread: options without effect in this mode of the rule, with the mode in which they have one.
         Setting one is an error.
       names: names of the clients, or empty.
     """
 
     deal: Deal
-    resolved: dict[str, Any]
+    facts: dict[str, Any]
     label_map: np.ndarray | None = None
     allow_overlap: bool = False
     unread: Mapping[str, str] = MappingProxyType({})
@@ -47,9 +47,9 @@ class Plan(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Row of `RULES`; `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`."""
+    """Row of `RULES`; `plan(samples, num_clients, rng, *, option=default, ...) -> DealPlan`."""
 
-    plan: Callable[..., Plan]
+    plan: Callable[..., DealPlan]
     equal_sizes: bool
     test_split: str
     test_fraction: float
@@ -75,9 +75,9 @@ def register_rule(
 ) -> Callable[[F], F]:
     """Return a decorator that adds a partition rule to `RULES`.
 
-    The function is `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`; the defaults
-    define the types of the rule's options. The plan's `deal(samples, rng)` is called for the
-    training samples and for the official test samples. It returns for each client a list of
+    The function is `plan(samples, num_clients, rng, *, option=default, ...) -> DealPlan`; the
+    defaults define the types of the rule's options. The plan's `deal(samples, rng)` is called for
+    the training samples and for the official test samples. It returns for each client a list of
     shuffled arrays of pool indices, of which hold-outs and caps take the same fraction.
 
     Args:
@@ -96,7 +96,7 @@ def register_rule(
     fits = is_number(test_fraction) and 0 <= test_fraction < 1
     require(fits, "test_fraction", test_fraction, "a number at least 0 and below 1")
 
-    def entry(plan: Callable[..., Plan]) -> Rule:
+    def entry(plan: Callable[..., DealPlan]) -> Rule:
         return Rule(
             plan, equal_sizes, test_split, test_fraction, needs_classes, natural, sees_inputs
         )
@@ -240,7 +240,7 @@ def make_partition(
         capped(dealt, common["train_samples"], RULES[rule].equal_sizes, "train_samples"),
         capped(tested, common["test_samples"], RULES[rule].equal_sizes, "test_samples"),
         rule=rule,
-        options=own | common | {"seed": seed} | plan.resolved,
+        options=own | common | {"seed": seed} | plan.facts,
         label_map=plan.label_map,
         allow_overlap=plan.allow_overlap,
         names=plan.names,

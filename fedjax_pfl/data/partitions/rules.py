@@ -20,12 +20,12 @@ from fedjax_pfl.data.partitions.dealing import (
     joined,
     largest,
 )
-from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 
 @register_rule("iid", equal_sizes=True, needs_classes=False)
-def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> Plan:
+def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> DealPlan:
     """Equal random shares of all samples; fewer than N samples are unused."""
 
     def deal(samples, rng):
@@ -33,13 +33,13 @@ def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> Plan:
         drawn = rng.permutation(samples.idx)[: num_clients * each]
         return [[share] for share in drawn.reshape(num_clients, each)]
 
-    return Plan(deal, {})
+    return DealPlan(deal, {})
 
 
 @register_rule("pathological", equal_sizes=True)
 def pathological(
     samples: Samples, num_clients: int, rng: np.random.Generator, *, classes_per_client: int = 2
-) -> Plan:
+) -> DealPlan:
     """A few classes per client, with as many samples of each: FedDWA (IJCAI 2023), appendix B.2.
 
     Every client gets `classes_per_client` distinct classes at random, classes being used as evenly
@@ -67,7 +67,7 @@ def pathological(
         used = owners > 0
         return deal_counts(samples.decks(rng), has * np.min(held[used] // owners[used]))
 
-    return Plan(deal, {})
+    return DealPlan(deal, {})
 
 
 @register_rule("grouped", equal_sizes=True)
@@ -80,7 +80,7 @@ def grouped(
     dominant_share: float = 0.8,
     dominant: Literal["contiguous", "sampled"] = "contiguous",
     dominant_classes: int = 3,
-) -> Plan:
+) -> DealPlan:
     """Groups of clients with dominant classes, equal sizes: FedDWA's practical-1 (IJCAI 2023).
 
     Clients of a group follow one another (`options["client_groups"]`), the last group takes the
@@ -106,11 +106,11 @@ def grouped(
     if dominant == "contiguous":
         resolved["dominant_classes"] = None
         unread = {"dominant_classes": "dominant='sampled'"}
-        return Plan(_deal_blocks(group_of, dominant_share), resolved, unread=unread)
+        return DealPlan(_deal_blocks(group_of, dominant_share), resolved, unread=unread)
     present = np.flatnonzero(samples.counts())
     each = require_whole("dominant_classes", dominant_classes, 1, len(present))
     sets = samples.class_sets(groups, each, rng)
-    return Plan(
+    return DealPlan(
         _deal_sets(sets[group_of], dominant_share), resolved | {"dominant_sets": sets.tolist()}
     )
 

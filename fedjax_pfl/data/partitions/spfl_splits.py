@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
-from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
@@ -15,7 +15,7 @@ def spfl(
     *,
     classes_per_client: int = 6,
     iid: bool = False,
-) -> Plan:
+) -> DealPlan:
     """N equal parts of every class, parts of k_c classes per client: SPFL and PLGA, appendix B.
 
     Every class is shuffled and cut into N equal parts (a remainder is left out). Each client draws
@@ -47,4 +47,4 @@ def spfl(
             )
         return deal_counts(samples.decks(rng), has * part)
 
-    return Plan(deal, {"class_sets": sets.tolist()})
+    return DealPlan(deal, {"class_sets": sets.tolist()})

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
-from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.data.partitions.rule_registry import DealPlan, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole, unknown_name
 
 # Hundredths of the labels of agent 0, and of the samples of each agent.
@@ -32,7 +32,7 @@ def waffle(
     sample_shares: Literal["A", "B", "C"] = "A",
     concept_shift: Literal["permutation", "transposition"] = "permutation",
     alice: int = 0,
-) -> Plan:
+) -> DealPlan:
     """Rotated label distributions of ten agents, with concept shift if starred: WAFFLE.
 
     WAFFLE (Beaussart et al., 2021), section 3 and appendix B. Agent i has the distribution's ten
@@ -90,7 +90,7 @@ def waffle(
         label_map = _label_map(num_clients, num_classes, concept_shift, alice, rng)
     star = "a starred distribution (A*, B*, C*)"
     unread = {} if starred else {"concept_shift": star, "alice": star}
-    return Plan(deal, {}, label_map, unread=unread)
+    return DealPlan(deal, {}, label_map, unread=unread)
 
 
 def _cut(available: np.ndarray, weights: np.ndarray) -> np.ndarray:

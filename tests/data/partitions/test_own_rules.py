@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.partitions.rule_registry import RULES, Plan
+from fedjax_pfl.data.partitions.rule_registry import RULES, DealPlan
 from tests.data.partitions.pools import toy
 
 DATA = toy(60, 20)
@@ -33,7 +33,7 @@ def test_a_rule_that_sees_inputs(rules):
     @pfl.data.register_rule("by_value", needs_classes=False, sees_inputs=True)
     def by_value(samples, num_clients, rng, *, parts: int = 1):
         seen.append(samples)
-        return Plan(deal_sorted(num_clients, parts), {"pieces": parts * num_clients})
+        return DealPlan(deal_sorted(num_clients, parts), {"pieces": parts * num_clients})
 
     made = pfl.make_partition("by_value", DATA, 3, 0, parts=2)
     (samples,) = seen
@@ -51,7 +51,7 @@ def test_rules_that_do_not_ask_see_no_inputs(rules):
     @pfl.data.register_rule("blind")
     def blind(samples, num_clients, rng):
         assert samples.inputs is None
-        return Plan(lambda samples, rng: [[one] for one in np.array_split(samples.idx, 2)], {})
+        return DealPlan(lambda samples, rng: [[one] for one in np.array_split(samples.idx, 2)], {})
 
     assert pfl.make_partition("blind", DATA, 2, 0).sizes("train").tolist() == [30, 30]
 
