@@ -236,7 +236,7 @@ def checked_round(
     returned_state, record = returned
     record = with_all_releases(record, observer)
     new = extend_state(returned_state, optimizers, memory, state)
-    new = trees.on_device(new)
+    new = trees.device_values(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(
             f"{name}.round must return a state of the same structure: "

@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
 traced_once = partial(jax.jit, inline=True)
 
 
-def begin(run: Runs, federation: Federation, total) -> State:
+def initial_state(run: Runs, federation: Federation, total) -> State:
     """Return the state of one run before its first round."""
     return traced_checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 
@@ -50,7 +50,7 @@ def begin(run: Runs, federation: Federation, total) -> State:
 @jax.jit
 def start(runs: Runs, federation: Federation, total) -> State:
     """Return the states before the first round; see `Program.start`."""
-    return placed(over_runs(begin, runs, federation, total), federation)
+    return placed(over_runs(initial_state, runs, federation, total), federation)
 
 
 def round_context(

@@ -37,9 +37,9 @@ from fedjax_pfl.engine import host_reads, state_store
 from fedjax_pfl.engine.compiled import (
     Chunk,
     advance,
-    begin,
     cohort_rows,
     first_leaves,
+    initial_state,
     models,
     scores,
 )
@@ -94,7 +94,7 @@ class HostProgram(Program):
     def shapes(self) -> State:
         """The shapes of the states, without padding."""
         total = np.int32(self.rounds)
-        return jax.eval_shape(partial(over_runs, begin), self.runs, self.federation, total)
+        return jax.eval_shape(partial(over_runs, initial_state), self.runs, self.federation, total)
 
     @cached_property
     def layout(self) -> Layout:

@@ -126,10 +126,10 @@ class RoundState(Final):
         )
 
 
-def begin(
+def initial_round_state(
     program: Program, simulation: "Simulation", matrix_rounds: Any = None
 ) -> tuple[RoundState, Chunk]:
-    """Return the state before the first round, and a chunk of no rounds; compiles the program."""
+    """Compile the program; return the state before the first round, and a chunk of no rounds."""
     began = time.perf_counter()
     memory_maps.make_room()
     program = fit_memory(program, available_to(program.federation))

@@ -15,7 +15,7 @@ from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
 from fedjax_pfl.engine.fingerprint import check_same, fingerprint
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.round_state import RoundState, begin
+from fedjax_pfl.engine.round_state import RoundState, initial_round_state
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import PATIENCE_ENDED, STOP_REQUESTED
 from fedjax_pfl.utils.errors import InputError, OutputError, cut, require
@@ -80,7 +80,7 @@ class ChunkRunner:
         allowed = f"after round {done}, as the rounds until then are simulated already"
         require(not lost, "matrix_rounds", lost, allowed)
         kept = [r for r in before if r <= done] + [r for r in kept if r > done]
-        first, chunk = begin(program, simulation, kept)
+        first, chunk = initial_round_state(program, simulation, kept)
         states, metrics = first.padded_states, first.metrics
         if past is not None:
             states = past.copied().padded_states  # a result has the others

@@ -17,7 +17,7 @@ from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.memory import Memory
 from fedjax_pfl.engine.memory_fit import available_to, check_held, fit_memory
 from fedjax_pfl.engine.program import Lowered, Program
-from fedjax_pfl.engine.round_state import ENDLESS, RoundState, begin
+from fedjax_pfl.engine.round_state import ENDLESS, RoundState, initial_round_state
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
 from fedjax_pfl.engine.tpu_memory import resident
 from fedjax_pfl.execution import mesh_shape
@@ -175,7 +175,7 @@ class Simulation:
                     "whole run: call init(rounds=...)."
                 )
             program = replace(program, rounds=ENDLESS)
-        return begin(program, self)[0]
+        return initial_round_state(program, self)[0]
 
     @short_locations()
     @checked

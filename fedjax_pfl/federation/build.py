@@ -86,7 +86,7 @@ def federate(
     tokens = dataset.token_ids(partition.train.idx)
     if tokens is not None:
         dataset = replace(dataset, vocab_size=int(tokens.max()) + 1)
-    task = execution.placed(groups[ModelOptions].task(model, dataset))
+    task = execution.for_platform(groups[ModelOptions].task(model, dataset))
     on_host = is_distributed() or execution.client_state == "host"
     data = groups[InputOptions].data(
         dataset,
@@ -118,7 +118,7 @@ def federate(
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
-    participation = cohorts.cohorts(data.num_clients)
+    participation = cohorts.for_clients(data.num_clients)
     members = participation.cohort_size
     uploads = uploads_of(groups[PrivacyOptions], threat, groups[CompressionOptions], ids, members)
     return Federation(

@@ -294,8 +294,8 @@ class ExecutionOptions(OptionGroup):
         )
         return assign_lanes(replace(resolved, client_state=self.client_state), steps)
 
-    def placed(self, task: Task) -> Task:
-        """Return the task with its networks' implementation for the platform."""
+    def for_platform(self, task: Task) -> Task:
+        """Return the task of the platform, for which its layers choose their form."""
         placed = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
         object.__setattr__(placed, "platform", resolve_platform(self.platform))
         return placed

@@ -241,7 +241,7 @@ class ThreatOptions(OptionGroup):
         honest = ids if attackers is None else np.setdiff1d(ids, attackers)
         allowed = "the id of a client that is not an attacker"
         require(root is None or root in honest, f"root of {self.aggregator}", root, allowed)
-        return on_device(made)
+        return with_arrays(made)
 
 
 def _named_numbers(prefix: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -281,8 +281,8 @@ def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> A
     return made
 
 
-def on_device(tree: Any) -> Any:
-    """Return the tree with its numbers as arrays, which programs trace."""
+def with_arrays(tree: Any) -> Any:
+    """Return the tree with arrays, which programs trace, in place of Python numbers."""
 
     def of(x):
         if isinstance(x, bool | int):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
 from fedjax_pfl.federation.option_groups import OptionGroup, option
-from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, on_device
+from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, with_arrays
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
 from fedjax_pfl.uploads.pipeline import (
     FEEDBACKS,
@@ -187,6 +187,6 @@ def uploads_of(
         attackers=None if attackers is None else jnp.asarray(attackers, jnp.int32),
         fixed_point=compression.fixed_point(members),
     )
-    made = on_device(made)
+    made = with_arrays(made)
     idle = made.privacy is made.compressor is made.attack is made.fixed_point is None
     return None if idle and attackers is None else made

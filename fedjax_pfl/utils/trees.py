@@ -93,8 +93,8 @@ class PartialLeaf:
         return self.shape[0]
 
 
-def on_device(tree: Tree) -> Tree:
-    """Replace each `PartialLeaf` leaf with its values on the device."""
+def device_values(tree: Tree) -> Tree:
+    """Return the tree with the values of each `PartialLeaf`, which are on the device."""
     return jax.tree.map(lambda x: x.values if isinstance(x, PartialLeaf) else x, tree)
 
 

@@ -213,7 +213,7 @@ def call(function: Callable, **more) -> st.SearchStrategy:
 def used(kind, **given):
     made = kind(**given).checked()
     if kind is ParticipationOptions:
-        made.cohorts(4)
+        made.for_clients(4)
 
 
 def functions():
