@@ -98,14 +98,16 @@ def _named(word: str, plan: LeafPlan) -> tuple[bool, ...]:
     if word in SHARED:
         return _of_blocks(blocks[word], plan)
     inner = (path.partition("/")[2] or path for path in plan.paths)
-    selected = tuple(any(fnmatch.fnmatchcase(at, word) for at in _above(path)) for path in inner)
+    selected = tuple(
+        any(fnmatch.fnmatchcase(at, word) for at in module_paths(path)) for path in inner
+    )
     if not any(selected):
         raise unknown_name("pattern of layers", word, {*SHARED, *plan.blocks})
     return selected
 
 
-def _above(path: str) -> list[str]:
-    """Return a path and those of the modules around it."""
+def module_paths(path: str) -> list[str]:
+    """Return a leaf's path and those of the modules that contain it: "fc", "fc/bias"."""
     parts = path.split("/")
     return ["/".join(parts[: k + 1]) for k in range(len(parts))]
 

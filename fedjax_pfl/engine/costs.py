@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.kernels.forms import by_definition
@@ -75,9 +76,7 @@ def one_client(federation: Federation) -> Federation:
     data = replace(
         data,
         drift=None,
-        train=walked,
-        validation=walked,
-        test=walked,
+        **dict.fromkeys(SPLITS, walked),
         **{name: jax.tree.map(one, getattr(data, name)) for name in
            ("samples", "labels", "class_counts", "ids", "label_map", "turns")},
     )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData, Split, make_split
 from fedjax_pfl.data.partitions.ragged import Ragged
+from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.scaling import SHARED, fitted
 from fedjax_pfl.data.vocabulary import token_ids, whole_texts
 from fedjax_pfl.engine.final_models import Final
@@ -124,9 +125,7 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
 
     return replace(
         data,
-        train=part(data.train),
-        validation=part(data.validation),
-        test=part(data.test),
+        **{name: part(data.split(name)) for name in SPLITS},
         class_counts=data.class_counts[rows],
         ids=data.ids[rows],
         label_map=None if data.label_map is None else data.label_map[rows],

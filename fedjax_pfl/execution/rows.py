@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
+from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.execution.lane_assignment import ranks_of_devices
 from fedjax_pfl.execution.mesh import CLIENTS, execution_mesh, not_shared
 from fedjax_pfl.execution.strategy import Execution
@@ -183,8 +184,7 @@ def _specs(node: Any) -> Any:
     if isinstance(node, Split) and node.shards > 1:
         return replace(whole, index=PartitionSpec(CLIENTS))
     if isinstance(node, FederatedData):
-        names = ("train", "validation", "test")
-        splits = {name: _specs(getattr(node, name)) for name in names}
+        splits = {name: _specs(node.split(name)) for name in SPLITS}
         pool = PartitionSpec(CLIENTS) if node.shards > 1 else PartitionSpec()
         return replace(whole, samples=pool, labels=pool, **splits)
     return whole

@@ -8,10 +8,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
+from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.execution.mesh import CLIENTS, execution_mesh
 from fedjax_pfl.execution.processes import is_distributed, put
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.host_data import SPLITS
 from fedjax_pfl.federation.process_local_data import all_process_data, process_local
 
 

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData
-
-SPLITS = ("train", "validation", "test")
+from fedjax_pfl.data.partitions.statistics import SPLITS
 
 
 class HostData:

@@ -15,6 +15,7 @@ from fedjax_pfl.aggregation.leaf_plan_of_model import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.models.adapter_layers import B
@@ -214,7 +215,7 @@ class ModelOptions(OptionGroup):
             return notes
         pool = np.concatenate([dataset.train_x, dataset.test_x])
         known = np.isin(sample_hashes(pool), seen)
-        held = {name: partition.split(name).idx for name in ("train", "validation", "test")}
+        held = {name: partition.split(name).idx for name in SPLITS}
         parts = [
             f"{known[idx].sum():,} of {len(idx):,} {name} samples"
             for name, idx in held.items()

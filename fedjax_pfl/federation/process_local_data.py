@@ -6,10 +6,11 @@ import jax
 import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.execution.host_rows import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.execution.processes import all_devices, is_distributed
-from fedjax_pfl.federation.host_data import SPLITS, HostData
+from fedjax_pfl.federation.host_data import HostData
 
 
 def process_local(data: FederatedData) -> FederatedData:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
+from fedjax_pfl.aggregation.sharing import module_paths
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.models.task import ForwardedBatch
 from fedjax_pfl.utils import trees
@@ -106,24 +107,17 @@ def weight_decay(mu: jax.Array | float, modules: Sequence[str]) -> Callable[...,
 
     def correct(gradient: Tree, params: Tree, broadcast: Tree, client: Client) -> Tree:
         flat, _ = jax.tree_util.tree_flatten_with_path(params)
-        above = [_modules(path) for path, _ in flat]
+        known = [module for path, _ in flat for module in module_paths(trees.path_name(path))]
         for name in modules:
-            require_name(
-                "module with weight decay", name, [one for names in above for one in names]
-            )
+            require_name("module with weight decay", name, known)
 
         def decayed(path: Any, g: jax.Array, w: jax.Array) -> jax.Array:
-            return g if _modules(path).isdisjoint(modules) else g + (mu * w).astype(g.dtype)
+            inside = not set(module_paths(trees.path_name(path))).isdisjoint(modules)
+            return g + (mu * w).astype(g.dtype) if inside else g
 
         return jax.tree_util.tree_map_with_path(decayed, gradient, params)
 
     return correct
-
-
-def _modules(path: Any) -> frozenset[str]:
-    """Return the names of a leaf and of the modules that contain it, such as "fc" and "fc/bias"."""
-    parts = trees.path_name(path).split("/")
-    return frozenset("/".join(parts[: k + 1]) for k in range(len(parts)))
 
 
 def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
@@ -132,8 +126,8 @@ def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Arr
     Raises:
       InputError: the head has no matrix with one column for each class.
     """
-    trainable = [i for i, path in enumerate(plan.paths) if path.partition("/")[0] == "params"]
-    for i, leaf in zip(trainable, jax.tree.leaves(params), strict=True):
+    trained = [i for i, path in enumerate(plan.paths) if trainable(path)]
+    for i, leaf in zip(trained, jax.tree.leaves(params), strict=True):
         if plan.blocks[plan.block_of[i]] == plan.head and leaf.shape[1:] == (num_classes,):
             return leaf
     raise InputError(
