@@ -24,7 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=Algorithm)
 
 
-@checked  # above what checkers read: they do not look for it beneath another decorator
+@checked  # outermost, as type checkers read dataclass_transform next to the function only
 @dataclass_transform(frozen_default=True, field_specifiers=(static, number))
 def algorithm(name: str) -> Callable[[type[A]], type[A]]:
     """Return a decorator that registers a subclass of `Algorithm` and makes it a struct.
@@ -77,7 +77,7 @@ def is_static(field: Field[Any]) -> bool:
 def algorithm_name(
     name: object, among: Collection[str] | None = None, kind: str = "algorithm"
 ) -> str:
-    """Return the canonical name of an algorithm in any spelling, or of another library.
+    """Return the canonical name of an algorithm, given any spelling or another library's name.
 
     "FedAvg-FT" and "FedFT" are both "fedavg_ft". Case, hyphens, underscores, blanks, dots and
     parentheses are ignored; an exact match takes precedence.
@@ -115,7 +115,7 @@ def algorithm_name(
 
 
 def validate(algorithm: Algorithm) -> None:
-    """Raise `InputError` for hyperparameters out of range, without effect, or at odds."""
+    """Raise `InputError` for hyperparameters out of range, without effect, or in contradiction."""
     check_ranges(algorithm)
     check_needs(algorithm)
     algorithm.validate()
@@ -146,7 +146,7 @@ def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) 
     try:
         validate(algorithm)
     except InputError as error:
-        if str(error).partition(" ")[0] in known:  # of several algorithms' hyperparameters
+        if str(error).partition(" ")[0] in known:  # several algorithms may have the name
             raise InputError(f"{name}.{error}") from None
         raise
     return algorithm

@@ -1,8 +1,8 @@
 """Client-level differential privacy of a simulation: its releases, and noise for an epsilon.
 
-With noise on every upload ("local") each upload of a client is a release to whoever sees it, so a
-client spends only what the rounds in which it takes part cost. With noise shared by the members
-("distributed") a round's sum is the release, and sampling amplifies privacy.
+With noise on every upload ("local") each upload is a release, and a client spends privacy only in
+the rounds in which it takes part. With noise shared by the members ("distributed") the sum of a
+round is the release, and sampling amplifies privacy.
 """
 
 from dataclasses import replace
@@ -31,8 +31,8 @@ def client_releases(
     """Return what a round releases, as plain values that a result keeps.
 
     Args:
-      algorithm, federation: what is simulated.
-      facts: of a round of it.
+      algorithm, federation: of the simulation.
+      facts: of one of its rounds.
 
     Returns:
       per_round: uploads of a member in a round.
@@ -42,7 +42,7 @@ def client_releases(
     """
     part, local = federation.participation, not _noise_of_sums(federation)
     rate, words = 1.0, LOCAL
-    idle = algorithm.absent_idle  # else absent clients upload something too
+    idle = algorithm.absent_idle  # otherwise absent clients upload, too
     if is_amplified(algorithm, federation):
         rate = part.cohort_size / federation.num_clients if part.poisson is None else part.poisson
         words = FIXED if part.poisson is None else POISSON

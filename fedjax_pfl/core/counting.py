@@ -49,7 +49,7 @@ class Counting:
         held = {name: getattr(observer, name) for name in (*COUNTS, *WHERE)}
         sender = self.sender if observer.sender is None else observer.sender
         if self.sender is not None and observer.sender is not None:
-            # Nobody: the turns within each member's turn are as many as members.
+            # No member may upload or train in nested turns: they run once for every pair.
             sender = replace(self.sender, rows=jnp.zeros(0, jnp.int32))
         vars(observer).update(dict.fromkeys(COUNTS), weights=None, sender=sender)
         vars(observer).update({name: [] for name in NAMES})

@@ -21,7 +21,7 @@ class ExtendedState:
 
     Attributes:
       own: the algorithm's state.
-      optimizers: phases by name, if clients keep their optimizers' states; else empty.
+      optimizers: phases by name if clients keep the states of their optimizers, otherwise empty.
       errors: error feedback of compressed uploads, shared leaves [N, ...], or None.
       bound: the adaptive clipping bound of uploads, or None.
       history: sums of the clients' updates for a robust rule, shared leaves [N, ...], or None.
@@ -45,7 +45,7 @@ def _initial_phase(states: Stack, ctx: Any) -> Phase:
 
 
 def initial_phases(algorithm: Any, ctx: Any, state: ExtendedState) -> dict[str, Phase]:
-    """Return the phases before any client trains, found by tracing a round from a state.
+    """Return the phases before any client trains; which there are is found by tracing a round.
 
     Raises:
       InputError: the algorithm has its own local steps, or the optimizer has no state, or a state

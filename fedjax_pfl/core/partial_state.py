@@ -1,4 +1,4 @@
-"""Algorithm states with the rows of only some clients on the device."""
+"""Algorithm states of which the device has the rows of only some clients."""
 
 import itertools
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Optimizer states that persist across rounds.
 
-Every call of `ctx.train` in a round is a phase, named by its purpose, with separate states:
-FedRep's heads and bodies do not share theirs. A client's optimizer is initialized when the client
-first trains in a phase, and continues from there whatever model it trains next.
+Every call of `ctx.train` in a round is a phase, named by its purpose, with states of its own, such
+as FedRep's trainings of heads and of bodies. A client's optimizer is initialized when the client
+first trains in a phase, and later continues from its last state, whichever model is trained.
 """
 
 from typing import Any

@@ -25,7 +25,7 @@ class Record:
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies them by the block sizes in 64 bits.
-      matrices: [N, N], [num_blocks, N, N] or [1, N]; stored for the requested rounds.
+      matrices: by name, [N, N], [num_blocks, N, N] or [1, N]; results keep those of some rounds.
     """
 
     clients: dict[str, jax.Array]
@@ -48,7 +48,7 @@ def recorded(
     everyone_mixes: bool,
     matrices: Mapping[str, jax.Array],
 ) -> Record:
-    """Make the record of a round; see `Context.record`."""
+    """Return the record of a round; see `Context.record` for the arguments."""
     took_part = cohort.mask | cohort.diverged
 
     def of_members(count: int | jax.Array) -> jax.Array:

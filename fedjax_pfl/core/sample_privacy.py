@@ -1,6 +1,6 @@
 """Sample-level differential privacy of an algorithm: its checks, noise and releases.
 
-Everything is public: the numbers of clients' samples, rounds and local steps, and who takes part.
+Numbers of samples, rounds and local steps, and which clients take part, are taken as public.
 """
 
 from collections import Counter
@@ -114,8 +114,8 @@ def noise_within(
 ) -> np.ndarray:
     """Return the noise multiplier of each client that keeps all rounds within `epsilon`, [N].
 
-    It is computed for the case that a client takes part in every round, with each adaptation of its
-    final model. A client that is absent in some rounds spends less.
+    It assumes that the client takes part in every round, and that its final model is adapted in
+    each way. A client that is absent in some rounds spends less.
 
     Args:
       epsilon: of the whole run.
@@ -152,8 +152,8 @@ def releases(
     """Return what clients release, as plain lists and numbers that a result keeps.
 
     Args:
-      algorithm, federation: what is simulated.
-      facts: of a round of it.
+      algorithm, federation: of the simulation.
+      facts: of one of its rounds.
       adapt: the adaptation of copies before they are scored, or None.
 
     Returns:
@@ -167,7 +167,7 @@ def releases(
     sizes = np.asarray(federation.data.train.size).astype(np.int64)
     capacity = federation.data.train.capacity
     if adapt is not None and adapt.as_in_a_round:
-        adapt = None  # copies that show a further local training are scored and discarded
+        adapt = None  # only the scores of these copies leave a client
     adaptations = [
         how.schedule(federation.schedule).fitting(capacity)
         for how in (algorithm.adaptation(), adapt)

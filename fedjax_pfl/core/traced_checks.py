@@ -138,7 +138,7 @@ def _is_weak(leaf: object) -> bool:
 def with_nonfinite(
     algorithm: Algorithm, ctx: Context, state: State, observer: RoundObserver, record: Record
 ) -> Record:
-    """Add to a record which values aggregation, not training, made non-finite.
+    """Add to a record the clients whose values aggregation, not training, made non-finite.
 
     Args:
       state: state after the round.
@@ -179,9 +179,9 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
 
 
 def with_all_releases(record: Record, observer: RoundObserver) -> Record:
-    """Return the record with no fewer local steps and participants than were counted.
+    """Return the record with at least the local steps and participants that were counted.
 
-    They may cost privacy.
+    Privacy accounting reads them from the record.
     """
     counted = {}
     if observer.steps is not None:

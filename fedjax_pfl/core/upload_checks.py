@@ -61,7 +61,7 @@ def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFact
 
 
 def _check_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
-    """Check a stage whose server sees only sums of uploads with equal weights."""
+    """Check an upload stage under which the server gets only sums with equal weights."""
     option = "secure_bits" if stage.fixed_point is not None else "dp_placement='distributed'"
     if algorithm.server_needs == "models":
         raise InputError(

@@ -22,7 +22,7 @@ Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for e
 BATCH_ORDERS = ("shuffled", "fresh", "poisson", "partition", "by_class")
 IN_ORDER = ("partition", "by_class")
 COUNT_LIMIT = 2**31  # programs count in int32, so counts must be below
-# Steps of one loop over a client's samples. A round has a few such loops, and their steps add up.
+# Most steps of one loop over a client's samples, so that the sum over a round's loops fits too.
 MAX_STEPS = COUNT_LIMIT // 64
 DEVIATIONS = 6  # of a Poisson minibatch's size, for which its arrays have room
 
@@ -93,8 +93,7 @@ class Schedule:
 
     def fitting(self, capacity: int) -> "Schedule":
         """Return the same schedule with batches no larger than the largest client's samples."""
-        # With drop_last, a step that the largest client does not fill is dropped, also if only one
-        # sample is missing.
+        # With drop_last the largest client must still drop a step of which one sample is missing.
         most = -(-(capacity + self.drop_last) // self.batches_per_step)
         return self if self.batch_size <= most else replace(self, batch_size=most)
 

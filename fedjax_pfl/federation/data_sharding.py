@@ -18,8 +18,8 @@ from fedjax_pfl.federation.process_local_data import all_process_data, process_l
 def distribute(federation: Federation) -> Federation:
     """Distribute a federation over all devices of all processes.
 
-    Each device holds the samples of its own clients; everything else is replicated. If runs have
-    devices of their own (`mesh`), clients are divided among the devices of a run. With
+    Each device holds the samples of its own clients; everything else is replicated. If groups of
+    devices have runs of their own (`mesh`), the devices of each group divide the clients. With
     client_state="host" each process keeps its own clients' samples in host memory. In a single
     process the federation is returned unchanged.
     """

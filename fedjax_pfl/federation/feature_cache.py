@@ -28,8 +28,8 @@ def with_cached_features(
 ) -> tuple[Task, FederatedData]:
     """Return the task of the head, and data whose samples are the features of a frozen body.
 
-    The features are kept in the user's cache folder, by a hash of samples, weights, and features of
-    the first samples, which differ if the network's code does.
+    The features are kept in the user's cache folder under a hash of the samples, the weights and
+    the first samples' features; the last of these detect a change of the network's code.
 
     Args:
       task: the task, with frozen leaves.

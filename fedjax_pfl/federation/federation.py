@@ -47,8 +47,8 @@ class Federation:
     would be copied into the program.
 
     Attributes:
-      data: the clients' data, on the device, or in host memory with offloaded state or several
-        processes.
+      data: the clients' data, on the device; in host memory if clients' states are there, or with
+        several processes.
       participation: sampling and stragglers.
       training: options of local training.
       network: one client's network and loss, without frozen leaves; see `task`.
@@ -63,8 +63,9 @@ class Federation:
       sample_privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
-      notes: sentences for tables, on samples that the initial model has seen, drift, clients that
-        arrive or leave, attacks, robust rules and compression; see `swept_numbers.sentences`.
+      notes: sentences below tables on the initial model, drift, arrivals and departures, attacks,
+        robust rules and compression, with names of swept numbers in braces, which
+        `swept_numbers.sentences` replaces.
       partition_hash: uint8 [32], of the samples of each client and their labels, or None.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
@@ -133,12 +134,12 @@ class Federation:
 
     @property
     def same_initial_model(self) -> bool:
-        """Whether all runs begin with the same model, since every parameter is pretrained."""
+        """Whether all runs begin with the same model: every parameter is pretrained."""
         paths = filter(trainable, self.plan.paths)
         return all(path in self.initial_values for path in paths)
 
     def _shaped(self) -> Task:
-        """Return the task with arbitrary values of frozen leaves, for evaluating shapes."""
+        """Return the task with frozen leaves of an arbitrary seed, to evaluate shapes."""
         return self.with_backbone(jax.random.key(0)).task
 
     @property

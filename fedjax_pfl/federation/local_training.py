@@ -1,4 +1,4 @@
-"""Options of local training, and what programs compute from them."""
+"""Options of local training, and the schedules, rates and optimizers that they define."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -54,9 +54,10 @@ class LocalTraining(OptionGroup):
     stopped, so all clients must take part.
 
     `optimizer` is a name, or a hashable function of a learning rate, such as `optax.adam`, which
-    has its own momentum and weight decay. It may use the minibatch's loss, as `value`. Its state is
-    reinitialized in each round unless `keep_optimizer_state` is set. Clipping applies to gradients
-    with extra losses and corrections of algorithms, without weight decay.
+    has its own momentum and weight decay. If its update has an argument `value`, it gets the
+    minibatch's loss. Its state is reinitialized in each round unless `keep_optimizer_state` is set.
+    Clipping applies to gradients with extra losses and corrections of algorithms, without weight
+    decay.
     """
 
     local_epochs: int = option(
@@ -290,7 +291,8 @@ class LocalTraining(OptionGroup):
         return jax.tree.map(lambda number: np.asarray(number, dtype), replace(self, **frozen))
 
     def numbers(self) -> dict[str, Any]:
-        """Return the numbers of `SETTABLE`, and non-default optimizers and schedules."""
+        """Return the values of `SETTABLE` by name; of optimizers and schedules only others than the
+        defaults."""
         values = {name: _plain(getattr(self, name)) for name in SETTABLE if name not in NAMES}
         if self.lr_schedule != CONSTANT:
             values["lr_schedule"] = optimizer_name(self.make_lr_schedule())

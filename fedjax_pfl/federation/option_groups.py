@@ -117,10 +117,13 @@ def option(
     needs: str | Sequence[str] = (),
     **more: Any,
 ) -> Any:
-    """Declare a field of a group; `more` are other attributes of its `Option`.
+    """Declare a field of a group.
 
-    In a group that is a `struct`, the field is part of the program unless it is `traced`. `needs`
-    are options of the group without which it has no effect, see `structs.check_needs`.
+    Args:
+      default, meaning: see `Option`.
+      traced: whether the value is traced, in a group that is a `struct`; otherwise it is static.
+      needs: options of the group without which this one has no effect, see `structs.check_needs`.
+      **more: other attributes of the `Option`.
     """
     metadata = {"option": {"meaning": meaning, **more}, "static": not traced, "needs": needs}
     return field(default=default, metadata=metadata)
@@ -174,7 +177,7 @@ class OptionGroup:
 def gathered(
     groups: Sequence[type[OptionGroup]], values: Mapping[str, Any], taker: str
 ) -> dict[type[OptionGroup], Any]:
-    """Distribute options to groups; return each checked group by its class.
+    """Return each group, with the options that belong to it, checked, by its class.
 
     Args:
       groups: classes of the groups.

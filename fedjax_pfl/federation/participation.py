@@ -134,14 +134,14 @@ class Cohort:
         times = _times(t, self.delay, schedule)
         drawn = self.starts | self.arrives | self.mask | (self.delay > 0)
         times |= {name: times[name] & drawn for name in ("starts", "arrives", "mask")}
-        return replace(self, **times) if self.in_place else self  # under sampling no client is late
+        return replace(self, **times) if self.in_place else self  # sampling excludes stragglers
 
     def dropping_late(self) -> "Cohort":
-        """Return the cohort if late uploads are dropped.
+        """Return the cohort under a server that drops late uploads.
 
-        A straggler then waits first, and begins in the round in which its upload would arrive.
+        A straggler then trains in the round in which its upload arrives, instead of earlier.
         """
-        pending = (self.phase > 0) & (self.phase <= self.delay)  # not yet, in this cohort
+        pending = (self.phase > 0) & (self.phase <= self.delay)  # its start now comes later
         earlier = self.earlier_starts - pending
         return replace(self, starts=self.arrives, arrives=self.mask, earlier_starts=earlier)
 
@@ -243,7 +243,7 @@ class Participation:
         if self.sampled(num_clients):
             lots = keys.lots(jax.random.fold_in(key, t), ids)
         here = self.present(t)
-        if here is not None:  # those who are not there are drawn last
+        if here is not None:  # clients that are not there are drawn last
             lots = jnp.where(here, lots, jnp.inf)
         if size < num_clients:
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)

@@ -11,25 +11,25 @@ import jax.numpy as jnp
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES
 
-# Parts of a federation with such numbers, and what precedes their names in settings.
-PARTS = {
+# Parts of a federation with swept numbers: the path of each, and the prefix of names in settings.
+SWEPT_PARTS = {
     ("sample_privacy",): "dp_",
     ("uploads", "privacy"): "dp_",
     ("uploads", "attack"): "attack_",
     ("aggregator",): "aggregator_",
 }
-LATER = "noise"  # the number that is None until it is computed from an epsilon
+COMPUTED_LATER = "noise"  # None until it is computed from an epsilon
 
 
 def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
     """Return the path of each of the numbers by its name in settings."""
     paths = {name: ("training", name) for name in RATES}
-    for path, prefix in PARTS.items():
+    for path, prefix in SWEPT_PARTS.items():
         part = reduce(lambda one, name: getattr(one, name, None), path, federation)
         for one in fields(part) if is_dataclass(part) else ():
             value = getattr(part, one.name)
             real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
-            there = real or (value is None and one.name == LATER)
+            there = real or (value is None and one.name == COMPUTED_LATER)
             unused = one.name in getattr(part, "unused", ())
             if there and not unused and not one.metadata.get("static"):
                 paths[prefix + one.name] = (*path, one.name)
@@ -37,7 +37,10 @@ def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
 
 
 def with_numbers(federation: Federation, values: Mapping[str, Any]) -> Federation:
-    """Return the federation with those of the values that it has; they may be traced."""
+    """Return the federation with new values of its numbers, by name; they may be traced.
+
+    Names that are no numbers of this federation are ignored.
+    """
     for name, path in number_paths(federation).items():
         if name in values:
             federation = _replaced(federation, path, values[name])
@@ -45,7 +48,7 @@ def with_numbers(federation: Federation, values: Mapping[str, Any]) -> Federatio
 
 
 def sentences(federation: Federation) -> list[str]:
-    """Return the federation's notes with the values of its numbers."""
+    """Return the federation's notes, with the values of swept numbers for names in braces."""
     paths = number_paths(federation)
 
     def value(match: re.Match[str]) -> str:
