@@ -131,8 +131,8 @@ def apply(
         are all zero.
       plan: which leaves are shared.
       blockwise: mix columns of wide leaves block by block. If senders are sharded over devices and
-        columns are not exchanged (`columns.mixed`), each device then gathers one block at a time
-        instead of all models.
+        columns are not exchanged (`column_exchange.mixed`), each device then gathers one block at a
+        time instead of all models.
 
     Raises:
       TypeError: the weights have another shape, or half precision for models of more.

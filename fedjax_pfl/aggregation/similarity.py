@@ -100,7 +100,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     def one_by_one():
         # In blocks: if devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
-            if len(x) < rows:  # a part (`columns.sum_over_columns`): map over the fewer rows
+            if len(x) < rows:  # a part, see `sum_over_columns`: map over the fewer rows
                 return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
@@ -115,7 +115,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
 
 
 def _offloaded_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
-    """Compute `sums` of `squared_distances` over all leaves of an offloaded `b`."""
+    """Return what `sums` in `squared_distances` adds up over all leaves, for an offloaded `b`."""
     centre = _centre(b)
     near = a if partners is None else trees.take(b, partners)
     paired = squared_norms(jax.tree.map(jnp.subtract, a, near))
@@ -147,7 +147,7 @@ def _shifted(stack: Stack, centre: Tree | None) -> Stack:
 def _in_all_runs(flag: jax.Array) -> jax.Array:
     """Return the flag; under vmap over runs, whether it holds in all of them.
 
-    A `lax.cond` on it thus stays a branch; with one flag per run both branches would be computed.
+    A `lax.cond` on it then stays a branch; with a flag for each run it would compute both branches.
     """
     return flag
 

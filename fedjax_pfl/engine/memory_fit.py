@@ -8,7 +8,7 @@ import jax
 from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.memory import available
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.tpu_memory import resident
+from fedjax_pfl.engine.tpu_memory import with_lanes_on_chip
 from fedjax_pfl.execution import processes
 from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
@@ -48,7 +48,7 @@ def fit_memory(program: Program, limit: int | None) -> Program:
     Raises:
       InputError: it does not fit, nor does offloaded client state if that may be chosen.
     """
-    program = resident(program)
+    program = with_lanes_on_chip(program)
     if limit is None:
         return _placed(program)
     found, need = _narrowed(program, limit)

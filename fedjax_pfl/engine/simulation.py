@@ -19,7 +19,7 @@ from fedjax_pfl.engine.memory_fit import available_to, check_held, fit_memory
 from fedjax_pfl.engine.program import Lowered, Program
 from fedjax_pfl.engine.round_state import ENDLESS, RoundState, initial_round_state
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
-from fedjax_pfl.engine.tpu_memory import resident
+from fedjax_pfl.engine.tpu_memory import with_lanes_on_chip
 from fedjax_pfl.execution import mesh_shape
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
@@ -147,7 +147,7 @@ class Simulation:
         alike = replace(alike, runs_first=mesh == mesh_shape.AUTO)
         federation = replace(federation, execution=assign_lanes(alike, federation.steps()))
         with described_devices(devices):
-            program = resident(self._program(rounds, chunk, federation))
+            program = with_lanes_on_chip(self._program(rounds, chunk, federation))
         if isinstance(program, HostProgram):
             raise InputError(
                 "A plan does not count what moves between host memory and the devices: take "

@@ -1,6 +1,6 @@
 """The number of lanes that keep a local step in the on-chip memory of a TPU.
 
-What does not fit there goes through the memory of the device, and is padded on the way.
+Arrays that do not fit there are moved to and from the device's main memory, padded to tiles.
 """
 
 from dataclasses import replace
@@ -12,16 +12,15 @@ from fedjax_pfl.engine.memory import nbytes
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.federation.federation import Federation
 
-# Bytes for a local step, unpadded: a quarter of what a v5e and a v6e have (a program is not told
-# which TPU it is for). The rest is for what comes and goes (samples, gradients of activations,
-# arrays in two layouts) and for padding: with half of it, a convolution's input sometimes had
-# no room.
+# Bytes for a local step, without padding: a quarter of the on-chip memory of a v5e or v6e, as a
+# program does not know its TPU. The rest is for padding and temporary arrays, such as samples,
+# gradients of activations and arrays in two layouts.
 ON_CHIP_BYTES = {"tpu": 31 * 2**20}
-# Local steps in a round from which narrower lanes pay: models are copied between their turns.
-WORTH = 8
+# Local steps in a round from which fewer lanes pay, although models are copied between their turns.
+MIN_STEPS = 8
 
 
-def resident(program: Program) -> Program:
+def with_lanes_on_chip(program: Program) -> Program:
     """Return the program with as many lanes as keep a local step on the chip, if automatic."""
     federation = program.federation
     execution = federation.execution
@@ -32,20 +31,22 @@ def resident(program: Program) -> Program:
     lanes = execution.lanes(trained)
     beside = program.num_runs if execution.seeds == "vmap" else 1
     model, activations = (beside * size for size in step_bytes(federation))
-    fewer = narrowed(lanes, model, activations, room, _steps(federation))
+    fewer = lanes_on_chip(lanes, model, activations, room, _steps(federation))
     if fewer == lanes:
         return program
     execution = replace(execution, max_lanes=fewer)
     return replace(program, federation=replace(federation, execution=execution))
 
 
-def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = WORTH) -> int:
+def lanes_on_chip(
+    lanes: int, model: int, activations: int, room: int, steps: int = MIN_STEPS
+) -> int:
     """Return the number of lanes whose models, gradients and activations fit into `room` bytes.
 
-    At least two: even where two do not fit, fewer arrays pass through memory. All lanes stay if
+    There are at least two: even if these do not fit, fewer arrays are moved. All lanes stay if
     their activations fit and one of these holds: everything fits into 1.5 times the room (three
-    eighths of the chip's memory); a round has few steps, since each turn copies models once more;
-    or two models are too large, so that they pass through memory in any case.
+    eighths of the chip's memory); a round has few steps, so that copies of models between turns
+    dominate; or two models do not fit in any case.
 
     Args:
       lanes: without a limit.
@@ -55,7 +56,7 @@ def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = W
     """
     most = room // max(model + activations, 1)
     fits = 2 * lanes * (model + activations) <= 3 * room
-    if lanes * activations <= room and (fits or steps < WORTH or most < 2):
+    if lanes * activations <= room and (fits or steps < MIN_STEPS or most < 2):
         return lanes
     return -(-lanes // -(-lanes // max(most, 2)))
 

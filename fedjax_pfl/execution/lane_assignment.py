@@ -14,9 +14,9 @@ FULL = 0.85  # least padding efficiency for lanes of ragged clients
 def assign_lanes(execution: Execution, steps: np.ndarray) -> Execution:
     """Choose `fill` and `deal` of an execution for clients of known work.
 
-    Takes the most lanes whose padding efficiency is at least `FULL`. Clients change devices, which
-    copies their models twice, only where a device would otherwise work `UNEVEN` times as much as
-    one with as many average clients.
+    The number of lanes is the largest with a padding efficiency of at least `FULL`. Clients change
+    devices, which copies their models twice, only if some device would otherwise have more than
+    `UNEVEN` times the mean work.
 
     Args:
       execution: the user's choice.
@@ -44,8 +44,8 @@ def _widest(steps: np.ndarray) -> int:
 def ranks_of_devices(count: int, devices: int) -> np.ndarray:
     """Return the ranks [share, devices] of each device's rows; the longest row has rank 0.
 
-    Back and forth over the devices, so that their totals are close. Slots left over repeat the
-    last row, which costs no time: the other devices have as many.
+    Ranks go back and forth over the devices, so that their totals are close. Slots that are left
+    over repeat the last row; they take no longer than the other devices' slots.
     """
     share = -(-count // devices)
     ranks = np.minimum(np.arange(share * devices), count - 1).reshape(share, devices)

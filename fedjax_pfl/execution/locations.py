@@ -13,9 +13,9 @@ FRAMES = 4
 def short_locations() -> Iterator[None]:
     """Context in which compiled programs carry few stack frames; a lower limit is kept.
 
-    XLA joins the frames of loops and calls within each other when it inlines them. With JAX's limit
-    of 100, libtpu 0.0.42 does not get through that for ragged clients, seeds one by one and several
-    chips: three seeds on v5e:2x2 were not compiled after 300 s, with 3 or 10 frames in 5.
+    XLA joins the frames of nested loops and calls when it inlines them. With JAX's limit of 100
+    frames, libtpu's compilation of nested loops for several chips may take minutes instead of
+    seconds.
     """
     config: Any = jax.config
     before = config.jax_traceback_in_locations_limit

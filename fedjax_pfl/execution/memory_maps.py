@@ -1,7 +1,7 @@
-"""Memory maps of this process, which Linux limits; a CPU program takes hundreds.
+"""Memory maps of this process: Linux limits their number, and each compiled CPU program takes some.
 
-A process that simulates many algorithms would reach the limit, and the compiler would end it ("LLVM
-ERROR: Unable to allocate section memory!").
+In a process that compiles many programs the compiler would end at the limit, with "LLVM ERROR:
+Unable to allocate section memory!".
 """
 
 import itertools

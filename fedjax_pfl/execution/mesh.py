@@ -22,7 +22,7 @@ from fedjax_pfl.execution.processes import all_devices, is_distributed, put
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.typing import Device, Tree
 
-_described = jax.make_user_context(None)  # JAX's caches depend on it
+_described = jax.make_user_context(None)  # a part of the keys of JAX's caches
 _sharing = jax.make_user_context(None)
 _platform = jax.make_user_context("cpu")
 
@@ -62,8 +62,8 @@ def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
 def sharing(execution: Execution) -> Iterator[None]:
     """Context in which traced programs know the devices that share clients, and their platform.
 
-    See `shared_clients` and `platform`. Devices of one CPU share its memory: moving columns between
-    them costs more than it gains, so they are not seen.
+    They are read by `shared_clients` and `platform`. Devices of one CPU count as a single one, as
+    exchanging columns in the same memory costs more than it gains.
     """
     apart = execution.platform != "cpu" or is_distributed()
     single = execution.devices == 1 or not apart

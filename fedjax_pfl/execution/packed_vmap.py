@@ -114,11 +114,11 @@ def _lanes_of(loop: Loop) -> Loop:
 def _turn(lanes: Loop, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array) -> Tree:
     """Advance all lanes until the first busy lane [W] ends a segment.
 
-    The loop has one condition for all lanes and needs no select.
+    With one condition for all lanes, no lane's state has to be selected in each step.
     """
 
     def together(states):
-        # Under vmap over runs, a run that has ended still gets here: none of its lanes is busy.
+        # Under vmap over runs, a run that has ended is still traced here, without a busy lane.
         return jnp.any(busy) & jnp.all(lanes.inside(rows, states) | ~busy)
 
     entered = lanes.enter(rows, states)

@@ -26,8 +26,8 @@ class RowDevices(NamedTuple):
     Attributes:
       device: int32 [M], the device that has each row's samples; None if rows are in order, `most`
         on each device and the rest on the last ones.
-      most: the most distinct rows of one device. Where rows repeat, as in padding, those beyond
-        `most` on a device get another row's result, and the caller drops them.
+      most: the largest number of distinct rows of a device, which has so many slots. Rows beyond
+        these, which repeat others as padding does, get another row's result; the caller drops it.
     """
 
     device: jax.Array | None
@@ -65,8 +65,7 @@ def over_rows(
     Args:
       fn: `fn(row, broadcast)` takes one row of each leaf and returns a pytree.
       operands: leaves [M, ...].
-      broadcast: arrays without a client axis that come out of training or of the state. With
-        several devices `fn` must not close over them.
+      broadcast: arrays without a client axis. With several devices `fn` must not close over arrays.
       lengths: [M] loop lengths; in batches, rows of similar length share one, and devices are
         dealt rows of about the same total length.
       row_devices: the devices that must run the rows, or None where any may.
@@ -86,7 +85,7 @@ def over_rows(
             return jax.vmap(one)(operands)
         # lax.map runs the remainder of a division as a batch of its own.
         by_batches = partial(lax.map, one, batch_size=lanes)
-        if lengths is None:  # in their own order: no compiler sees that a gather moves nothing
+        if lengths is None:  # without a gather, which compilers do not recognize as the identity
             return by_batches(operands)
         order = jnp.argsort(-lengths, stable=True)
         return trees.take(by_batches(trees.take(operands, order)), jnp.argsort(order))
@@ -118,9 +117,9 @@ def over_devices(
     """Run each device's share of the rows on it, independently.
 
     Args:
-      fn: `fn(operands, broadcast, lengths, used)` of a share of the rows, one result a row. Where
-        `used` bool [share] is false, the row is padding, and its result
-        is dropped; None where all are used.
+      fn: `fn(operands, broadcast, lengths, used)` of a share of the rows returns a result for each
+        row. `used`, bool [share], is False for padding, whose results are dropped; None if all are
+        used.
       row_devices: the devices that must run the rows, or None where any may.
     """
     devices = execution.devices

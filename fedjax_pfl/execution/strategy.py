@@ -10,7 +10,7 @@ from fedjax_pfl.utils.errors import InputError, shown
 CLIENT_AXES = ("auto", "map", "vmap", "a number of lanes such as 8")
 SEED_AXES = ("auto", "map", "vmap")
 CLIENT_STATES = ("device", "host", "auto")
-MODELS = 32  # enough to fill a matrix product where an algorithm mixes for evaluation
+MODELS = 32  # models scored at once, at least: they fill a matrix product if they are mixed
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Execution:
       seeds: "map" or "vmap" over runs (seeds and settings).
       devices: number of devices that share the client axis, in each group of devices.
       run_groups: number of groups of devices, each of which has its share of the runs.
-      runs_first: whether the split of devices between clients and runs is still open; `shared`
-        decides it.
+      runs_first: whether `shared` still has to divide the devices between runs and clients.
       auto: whether `max_lanes` may shrink to fit into the device's memory.
-      fill: lanes per client if `max_lanes` is 0; set by `lane_assignment.assign_lanes`.
-      deal: whether devices exchange ragged clients to get about the same work; set there too.
+      fill: if `max_lanes` is 0, the fraction of the clients that are lanes; set by
+        `lane_assignment.assign_lanes`.
+      deal: whether clients with different numbers of steps move between devices, so that these have
+        about the same work; set by `assign_lanes`, too.
       platform: "cpu", "gpu" or "tpu", for which programs are compiled.
       client_state: where per-client state is kept: "device", "host", or "auto".
     """
@@ -103,10 +104,9 @@ def resolve_execution(
     (`mesh_shape.parsed`) and takes as many devices as it needs if `devices` is 1; "auto" leaves the
     division to `Execution.shared`.
 
-    On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
-    length make short lanes wait; on an accelerator one client's products are too small. Seeds are
-    mapped on a TPU too: beside the clients' lanes a second axis costs more, in layouts, than it
-    fills (docs/engineering_log.md).
+    On a CPU one client's matrix products already fill the cores, and in vmapped loops of unequal
+    length short lanes wait; on an accelerator one client's products are too small. On a TPU seeds
+    are mapped, as a second axis of lanes makes steps slower (docs/engineering_log.md).
 
     Raises:
       InputError: neither "auto", "map", "vmap" nor a positive number of lanes; too many devices; a

@@ -34,22 +34,24 @@ MIB = 2**20
     ],
 )
 def test_lanes_are_even_shares_that_fit(lanes, model, activations, kept):
-    assert tpu_memory.narrowed(lanes, model, activations, 128 * MIB) == kept
+    assert tpu_memory.lanes_on_chip(lanes, model, activations, 128 * MIB) == kept
 
 
 @pytest.mark.parametrize(("lanes", "kept"), [(7, 7), (8, 4), (20, 5), (100, 5)])
 def test_lanes_of_the_cnn(lanes, kept):
     """As docs/engineering_log.md has them: five at a time have room for their padded images too."""
     model, activations = 4_656_212, 1_486_394  # bytes of a lane with minibatches of 10
-    assert tpu_memory.narrowed(lanes, model, activations, tpu_memory.ON_CHIP_BYTES["tpu"]) == kept
+    assert (
+        tpu_memory.lanes_on_chip(lanes, model, activations, tpu_memory.ON_CHIP_BYTES["tpu"]) == kept
+    )
 
 
 def test_few_steps_do_not_pay_for_turns():
     lanes, sizes = 40, (5 * MIB, 2 * MIB)
-    few = tpu_memory.WORTH - 1
-    assert tpu_memory.narrowed(lanes, *sizes, 128 * MIB, few) == lanes
-    assert tpu_memory.narrowed(lanes, *sizes, 128 * MIB, few + 1) < lanes
-    assert tpu_memory.narrowed(100, *sizes, 128 * MIB, few) == 17  # activations do not fit
+    few = tpu_memory.MIN_STEPS - 1
+    assert tpu_memory.lanes_on_chip(lanes, *sizes, 128 * MIB, few) == lanes
+    assert tpu_memory.lanes_on_chip(lanes, *sizes, 128 * MIB, few + 1) < lanes
+    assert tpu_memory.lanes_on_chip(100, *sizes, 128 * MIB, few) == 17  # activations do not fit
 
 
 def test_a_step_is_counted_once_for_a_client():
