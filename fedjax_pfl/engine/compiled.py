@@ -37,8 +37,8 @@ class Chunk(NamedTuple):
     matrices: Tree
 
 
-# An inlined jit keeps its trace, so that `eval_shape` and a later call trace once; the lowered
-# program is unchanged.
+# An inlined jit caches its trace, so `eval_shape` and a later call trace only once. The lowered
+# program is the same as without it.
 traced_once = partial(jax.jit, inline=True)
 
 

@@ -157,7 +157,7 @@ def _loops(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
 
 
 def _is_jaxpr(value) -> bool:
-    # In newer JAX the two are one, and the second name is left for the time being.
+    # In newer versions of JAX both names are the same class.
     return isinstance(
         value,
         (core.Jaxpr, core.ClosedJaxpr),  # pyright: ignore[reportPrivateImportUsage]

@@ -60,7 +60,7 @@ def evaluate(
 ) -> dict[str, PerClient]:
     """Score every model that an algorithm names, for the clients `rows` (default: all).
 
-    The algorithm gives the models of `Execution.width` clients at a time. Where these are all
+    The algorithm returns the models of `Execution.width` clients at a time. If these are all
     clients, it gets their rows as a NumPy array.
 
     Returns:
@@ -121,7 +121,7 @@ def score_rows(
         if how is not None:
             due = partial(ctx.adapt, named["personalized"], rows, how, number)
             named = {**named, name: _adapted(due, how, last)}
-            # Copies of models that are made after the last round only are late too.
+            # What is adapted from a model of the last round only is of the last round only, too.
             late |= {name} if how.when == "last" or late else set()
     scores, seen = {}, {}
     for name, models in named.items():
@@ -140,7 +140,7 @@ def score_rows(
             known = (size > 0) & served[rows] & (last if name in late else True)
             if drift is not None and split == PREVIOUS:
                 known &= drift.phase(ctx.t)[rows] > 0
-            known &= _finite(models, len(rows))  # a network answers NaN with its first class
+            known &= _finite(models, len(rows))  # otherwise logits of NaN would predict class 0
             count = jnp.maximum(size, 1)
             values = federation.task.objective.values(sums.astype(dtype), count) | more
             for one in federation.measures:

@@ -30,10 +30,10 @@ from fedjax_pfl.utils.typing import Stack, State, Tree
 
 @dataclass(frozen=True)
 class Final:
-    """State of a simulation after some rounds, with the models of its clients and of new ones.
+    """The state of a simulation after some rounds, and the models of clients that it contains.
 
     Attributes:
-      program: of all requested rounds, on which schedules depend.
+      program: of all requested rounds, since schedules depend on their number.
       padded_states: the states after the last round, on the devices.
     """
 

@@ -24,7 +24,7 @@ JAX = "JAX's version"
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     """Return what identifies a simulation, {part: text or hash}."""
     runs, federation = program.runs, program.federation
-    if "dp_epsilon" in runs.numbers:  # and the number of rounds give the noise
+    if "dp_epsilon" in runs.numbers:  # it determines the noise, with the number of rounds
         given = {name: value for name, value in runs.numbers.items() if name != "dp_noise"}
         runs = replace(runs, numbers=given)
     # How clients are run, and on which devices, changes results by rounding only.

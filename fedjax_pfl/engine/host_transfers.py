@@ -74,9 +74,10 @@ class Transfers:
         """Start moving a round's input to the devices.
 
         Args:
-          waiting: (clients [R, M], rows [R, M, ...]) that a round has made and the store does not
-            have yet; or None.
-          splits, most: names of splits with samples that the round reads, of so many clients.
+          waiting: (clients [R, M], rows [R, M, ...]) of the previous round that are not in the
+            store yet, or None.
+          splits: names of the splits whose samples the round reads.
+          most: largest number of different clients.
         """
         skip = at = None
         if waiting is not None:

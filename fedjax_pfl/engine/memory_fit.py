@@ -38,8 +38,8 @@ def fit_memory(program: Program, limit: int | None) -> Program:
     """Return the program with as many lanes as fit, and its samples on their devices.
 
     An automatic number of lanes is reduced on a TPU until a local step fits into its on-chip memory
-    (`tpu_memory`), and halved until the compiler's plan is within the limit. JAX keeps what it has
-    compiled for the rounds. Without a limit nothing is compiled.
+    (`tpu_memory`), and halved until the compiler's plan is within the limit. JAX caches the
+    compiled program for the rounds. Without a limit nothing is compiled.
 
     Args:
       program: of the requested execution.

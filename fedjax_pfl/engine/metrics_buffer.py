@@ -47,7 +47,7 @@ class MetricsBuffer:
 
     def add(self, length: int, buffers: Tree, matrices: Tree, seconds: float) -> "MetricsBuffer":
         """Return the measurements with those of a further chunk."""
-        # Whole buffers are fetched and cut here: cutting on the device compiles for each length.
+        # Whole buffers are fetched, as cutting them on the device would compile for each length.
         part = jax.tree.map(lambda leaf: _host(leaf)[:, :length].copy(), buffers)
         kept = self.done + length in self.keeps(self.done + length)
         return replace(

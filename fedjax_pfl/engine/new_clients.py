@@ -26,7 +26,7 @@ from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
 
-DRAW = 2027  # of the samples that new clients train on
+DRAW = 2027  # seed of the choice of samples that new clients train on
 
 
 @checked

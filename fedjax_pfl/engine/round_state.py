@@ -42,7 +42,7 @@ class RoundState(Final):
       metrics: measurements of the rounds done.
       simulation: whose state it is.
       compile_seconds: time to compile.
-      stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
+      stopped: why the rounds ended early, see `Result`; "" if they did not.
     """
 
     metrics: MetricsBuffer = field(repr=False, compare=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ChunkRunner:
     """Runs the rounds of a simulation in chunks, with callbacks and checkpoints.
 
-    Making one compiles the program, and continues from the newest checkpoint if there is one.
+    The constructor compiles the program and continues from the newest checkpoint, if any.
 
     Args:
       simulation: whose rounds these are.
@@ -38,7 +38,7 @@ class ChunkRunner:
         rounds are continued, if its rounds are the same as the first ones of this.
       patience: rounds without a better validation metric after which the simulation stops.
       past: the state after earlier rounds of the same simulation, which are continued.
-      required: rounds of matrices that the caller listed; a missing one is an error.
+      required: rounds whose matrices the caller asked for; one that was not kept is an error.
 
     Attributes:
       state: after the rounds done.

@@ -1,4 +1,4 @@
-"""The mapped axis of a simulation: runs that differ in seed and traced settings."""
+"""Runs of a simulation, which differ in seed and traced settings: the outer axis of its program."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -36,12 +36,12 @@ MAX_RUNS = 2**16  # seeds times settings, however small the model
 
 @struct
 class Runs:
-    """R runs, leaves [R, ...]; inside the mapped program a single one, without that axis.
+    """R runs, leaves [R, ...]. In a function that is mapped over them it is a single run.
 
     Attributes:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialization, cohorts and batches.
-      numbers: used instead of the federation's of these names, see `number_paths`.
+      numbers: values in place of the federation's numbers of these names, see `number_paths`.
       backbone: leaves of the network that no client's model holds, if they are there already.
       rounds_in_noise: see `ContextBase`.
     """
@@ -181,9 +181,9 @@ def make_runs(
 def remarks(
     algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any], rounds: int
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the algorithm's remarks common to all settings, and those of single settings.
+    """Return (remarks common to all settings, further remarks by setting or ()).
 
-    All values of `settings` are valid. The second result is () if there are no such remarks.
+    All values of `settings` are valid.
     """
     messages, never = [], _never_reached(federation, rounds)
     for h in range(_count(algorithm, federation, dict(settings), 1)):
@@ -302,7 +302,7 @@ def _variant(
     numbers = {name: checked_number(name, v) for name, v in chosen.items() if name not in own}
     stated = None if federation.privacy is None else federation.privacy.epsilon
     epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else stated)
-    if epsilon is not None:  # which stays as well: it identifies runs of any number of rounds
+    if epsilon is not None:  # kept beside its noise, to identify runs of any number of rounds
         numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant, facts)}
     rule = with_numbers(federation, numbers).aggregator
     if rule is not None:

@@ -44,7 +44,7 @@ def adapt(
         rate = rate * jnp.asarray(how.rate_factor, rate.dtype)
     moves = trainable = None
     model = models.model if isinstance(models, Broadcast) else models
-    if any(federation.plan.frozen):  # in rounds, not here
+    if any(federation.plan.frozen):  # leaves frozen in rounds are trained here
         trainable = jax.tree.map(lambda _: True, model["params"])
     if how.leaves != "all":
         is_head = federation.plan.head_mask(model)

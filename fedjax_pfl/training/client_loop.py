@@ -54,8 +54,7 @@ class _Lane(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """Operands shared by all clients: the common initial carry or None, broadcast operands, the
-    data, the split in use, and the round's key."""
+    """Operands of all clients: initial carry or None, broadcasts, data, split, the round's key."""
 
     carry: Tree
     broadcast: Tree
@@ -155,7 +154,7 @@ class _ClientLoop:
         order = jnp.zeros(self.common.part.capacity, jnp.int32)
         first = self._first(lane, common)
         if self.together and self.platform == "tpu":
-            # A fusion writes the lanes' copies in half the time of a broadcast by itself.
+            # As part of a fusion, the copies for all lanes take half the time of a broadcast.
             first = jax.tree.map(lambda x: jnp.where(lane.row >= 0, x, jnp.zeros_like(x)), first)
         drawn = jnp.int32(0) if self.schedule.poisson else None
         return _Position(start, start, order, first, drawn)
@@ -259,7 +258,7 @@ def run_clients(
     schedule = schedule.fitting(part.capacity)
     sizes = part.size[rows]
     if epochs is None and active is None and part.equal:
-        steps = None  # unbatched trip counts: no lane waits, nothing is selected
+        steps = None  # an unbatched trip count: lanes end together, without a select
     else:
         steps = schedule.total_steps(sizes)
         if epochs is not None:

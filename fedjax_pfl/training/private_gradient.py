@@ -46,8 +46,8 @@ def private_gradient(
       batch: the minibatch.
       privacy: C and z.
       client: the owner of the minibatch.
-      rng: random key of the loss. Noise is drawn of the step's own key, and no two calls have the
-        same: what `client.calls` numbers, and `noise_index`, are folded into it.
+      rng: random key of the loss. The key of the noise is the step's own, into which
+        `noise_index` and the numbers of `client.calls` are folded, so that no two calls share it.
       noise_index: index of the local training in its round.
       trainable: which leaves are trained, a tree of booleans; None for all. Others have the
         gradient 0 without noise.

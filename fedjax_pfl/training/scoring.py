@@ -31,8 +31,7 @@ class _Common(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """A client's row, its model (None for the broadcast model), and its number of samples (None for
-    all)."""
+    """A client's row, its model (None: the common one) and number of samples (None: all)."""
 
     row: Rows
     model: Tree = None

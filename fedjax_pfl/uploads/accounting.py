@@ -17,8 +17,9 @@ from scipy.optimize import brentq
 from fedjax_pfl.utils.errors import InputError, require
 
 LEAST_NOISE, MOST_NOISE = 0.05, 2**13
-# Steps of the discretized privacy loss; coarser ones are faster and round epsilon up by more.
-GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
+# Steps of the discretized privacy loss; coarser ones are faster and round epsilon up by more. Up to
+# FEW releases take the coarse one.
+GRID, COARSE, FEW = 1e-4, 1e-3, 10_000
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def training_releases(
 def upload_releases(plan: Mapping[str, Any], noise: float, rounds: int) -> list[Release]:
     """Return what one client released by noisy uploads in so many rounds.
 
-    A round draws its clients once: k uploads in it with a multiplier of z are one with z / sqrt(k).
-    That costs more than k uploads of clients who are drawn each time.
+    A round draws its clients once, so k uploads with a multiplier of z cost as much as one with
+    z / sqrt(k), which is more than k uploads of clients that are drawn each time.
 
     Args:
       plan: `core.client_privacy.client_releases`.

@@ -58,7 +58,7 @@ class Scale:
     """gamma x: the attacker's own update made larger (model replacement, Bagdasaryan et al., 2020).
 
     Attributes:
-      factor: gamma; 0 is the number of members present.
+      factor: gamma; 0 stands for the number of members present.
     """
 
     factor: Scalar | float = 0.0
@@ -74,7 +74,7 @@ class ALittleIsEnough:
     """mu - z sd with the largest z that hides among the honest (Baruch et al., NeurIPS 2019).
 
     Attributes:
-      z: 0 takes Phi^-1((n - m - s) / (n - m)), s = floor(n / 2 + 1) - m, of n members with m
+      z: 0 stands for Phi^-1((n - m - s) / (n - m)), s = floor(n / 2 + 1) - m, of n members with m
         attackers.
     """
 

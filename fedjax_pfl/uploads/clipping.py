@@ -12,8 +12,8 @@ from fedjax_pfl.utils.typing import Mask, PerMember, Scalar, Stack
 def clip_rows(updates: Stack, bound: Scalar | float) -> tuple[Stack, PerMember]:
     """Scale rows down to a norm of at most `bound` over all leaves together.
 
-    Rows that are not finite, or whose squares overflow, become zero: leaving a client
-    out of the sum would reveal something about it.
+    Rows that are not finite, or whose squares overflow, become zero. Leaving their clients out of
+    the sum would reveal something about them.
 
     Returns:
       (the clipped stack [M, ...], the norms [M] before clipping, infinite where a row became zero).

@@ -1,9 +1,10 @@
-"""What happens to uploads on their way to the server, in a fixed order.
+"""The upload stage: steps between what clients send and what the server receives.
 
-A member's update is the difference of what it sends and what the server already holds of it. In
-order: 1 clipping and 2 noise (client-level differential privacy), 3 compression with error
-feedback, 4 attacks of Byzantine members, 5 fixed-point numbers of secure aggregation. What the
-server receives is the reference plus the result; whatever it computes from that is post-processing.
+A member's update is the difference of what it sends and the reference, which the server already
+holds. The steps are, in this order: 1 clipping and 2 noise (client-level differential privacy),
+3 compression with error feedback, 4 attacks of Byzantine members, 5 fixed-point numbers of secure
+aggregation. What the server receives is the reference plus the result; whatever it computes from
+that is post-processing.
 """
 
 from typing import Any

@@ -70,7 +70,7 @@ class FixedPoint:
     def _encoded(self, x: jax.Array, key: Key) -> jax.Array:
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         scaled = (jnp.clip(x, -self.span, self.span) + self.span) * (self.levels / (2 * self.span))
-        # Floor and fraction apart: their sum with a lot would lose the lot's last bits.
+        # Floor and fraction are separate: added to a random number, they would cost its last bits.
         low = jnp.floor(scaled)
         up = jax.random.uniform(key, x.shape, x.dtype) < scaled - low
         return low.astype(jnp.uint32) + up

@@ -41,8 +41,8 @@ SOURCES = {
 def checked(function: F) -> F:
     """Check the arguments of a public function by its annotations, before it begins.
 
-    Arrays of no axis are taken for numbers, other arrays for lists. What the annotations don't say,
-    such as a range, is checked by the function.
+    Arrays without an axis are taken for numbers, other arrays for lists. The function itself checks
+    what annotations don't express, such as a range.
 
     The decorated function raises `InputError` for a value of a type that its annotation excludes,
     and for arguments that are unknown, missing or given twice.
@@ -55,7 +55,7 @@ def checked(function: F) -> F:
         stated = {k: v for k, v in function.__annotations__.items() if k != "return"}
         holder = types.SimpleNamespace(__annotations__=stated)
         found = typing.get_type_hints(holder, function.__globals__)
-        arrays = set(typing.get_args(ArrayLike))  # NumPy says what is one
+        arrays = set(typing.get_args(ArrayLike))  # not checked: np.asarray decides
         return {k: v for k, v in found.items() if not arrays <= set(typing.get_args(v))}
 
     @functools.wraps(function)

@@ -96,7 +96,7 @@ def as_array(values: Any) -> np.ndarray:
 def require_unmasked(what: str, values: Any) -> None:
     """Raise `InputError` if an array, or one in a list, has masked values.
 
-    A plain array would have them again.
+    Converted to a plain array, these would count as data.
     """
     parts = values if isinstance(values, list | tuple) else [values]
     masked = [part for part in parts if isinstance(part, np.ma.MaskedArray)]

@@ -4,7 +4,7 @@ import jax
 
 from fedjax_pfl.utils.errors import InputError
 
-# What is refused, and the usual value.
+# By flag: the value that is refused, and the usual one.
 REFUSED = {
     "jax_numpy_rank_promotion": ("raise", "allow"),
     "jax_numpy_dtype_promotion": ("strict", "standard"),

@@ -26,9 +26,9 @@ def of_round(key: jax.Array, purpose: str, t: jax.Array) -> jax.Array:
 
 
 def of_mechanism(key: jax.Array, *numbers: Any) -> jax.Array:
-    """Return the key of noise with these parameters: other ones draw other noise.
+    """Return the key of noise with these parameters, which draw noise of their own.
 
-    Two releases with the same draws would cancel the noise.
+    The difference of two releases with the same draws would have less noise, or none.
     """
     for number in numbers:
         bits = jax.lax.bitcast_convert_type(jnp.asarray(number, jnp.float32), jnp.uint32)
@@ -42,8 +42,8 @@ def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -
     A parameter `key` with a default, which a `functools.partial` may have given, is left as it is.
 
     Args:
-      key: that of the step.
-      purpose: a number that is folded into it; those of two functions differ.
+      key: the key of the step.
+      purpose: a number that is folded into the key, another one for each kind of function.
 
     Raises:
       TypeError: the function takes a key, but none was passed.

@@ -35,7 +35,7 @@ def static(*, default: Any = REQUIRED, allowed: str = "", needs: str | Sequence[
 
     Args:
       default: default value, a keyword so that type checkers recognize it.
-      allowed: range of a number, see `number`; None is allowed where it is the default.
+      allowed: range of a number, see `number`; a default of None is allowed, too.
       needs: fields without which it has no effect, see `check_needs`.
     """
     _check_range(allowed)

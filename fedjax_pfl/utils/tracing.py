@@ -1,4 +1,4 @@
-"""Where in a program code is traced."""
+"""Identity of the trace that JAX is in."""
 
 from typing import Any
 
