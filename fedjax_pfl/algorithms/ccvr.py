@@ -95,8 +95,7 @@ class CCVR(fedavg.FedAvg):
         classes, width = sums.totals.shape
         shape = classes, self.per_class, width
         drawn = jax.random.normal(key, shape, sums.totals.dtype)
-        # One class at a time: on several CPU devices, eigenvalues of a batch may wait for a thread
-        # that waits for them.
+        # One class at a time: batched eigenvalue problems may deadlock on several CPU devices.
         known = drawn, sums.means, sums.counts, sums.second
         features = lax.map(lambda one: from_gaussian(*one), known)
         labels = jnp.repeat(jnp.arange(classes), self.per_class)

@@ -291,7 +291,7 @@ def second_halves(cosines, ids, members, linkage):
 
     leader = jnp.arange(count)
     _, leader, _ = lax.while_loop(unfinished, merge, (groups, leader, distances))
-    lowest = jnp.argmax(inside, axis=1)  # leads the half that stays
+    lowest = jnp.argmax(inside, axis=1)  # its half keeps the cluster's number
     leaves = jnp.any(inside & (leader != lowest[:, None]), axis=0)
     return leaves[jnp.argsort(order)]
 

@@ -99,7 +99,7 @@ class FedALA(fedavg.FedAvg):
         else:
             begun, passes = self.adapt(ctx, state, state.trained, ctx.cohort)
             after, record = super().round(ctx, begun)
-            lost = ctx.cohort.gather(record.clients["diverged"])  # these keep what they had
+            lost = ctx.cohort.gather(record.clients["diverged"])  # they keep their values
             names = ("models", "weights", "begun")
             rows = {name: ctx.cohort.gather(getattr(state, name)) for name in names}
             fields = {name: ctx.cohort.scatter(getattr(after, name), rows[name], where=lost)

@@ -69,7 +69,7 @@ class FedAS(core.Algorithm):
         held = core.Broadcast(state.server)
         sent = ctx.upload(trained.models, held, cohort=cohort)
         fisher = ctx.upload(fisher, jnp.zeros_like(fisher), "fisher", cohort, compressed=False)
-        weights = mixing.normalize(jnp.maximum(fisher, 0).astype(ctx.dtype))  # it may be noisy
+        weights = mixing.normalize(jnp.maximum(fisher, 0).astype(ctx.dtype))  # noise
         server = ctx.aggregate(weights, ctx.plan.split(sent)[0], onto=state.server)
         return State(server, cohort.scatter(state.own, trained.models)), ctx.record(
             cohort,

@@ -124,8 +124,7 @@ class FedAvg(core.Algorithm):
         params, target = state.server["params"], mean["params"]
         gradient = jax.tree.map(jnp.subtract, params, target)
         step, memory = optimizer.update(gradient, state.optimizer, params)
-        # From the mean on, not from w: a step of -gradient, as sgd(1.0) takes it, is FedAvg's round
-        # to the bit.
+        # The step is added to the mean instead of w, so that sgd(1.0) gives FedAvg's bits.
         params = jax.tree.map(lambda m, g, s: m + (g + s).astype(m.dtype), target, gradient, step)
         arrived = ctx.arrived(weights)  # without uploads momentum does not change
         server, memory = jax.tree.map(

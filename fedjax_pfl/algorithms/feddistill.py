@@ -103,7 +103,7 @@ class FedDistill(core.Algorithm):
         )
         classes, sent, received = len(total.holders), mean.holders > 0, teachers.holders > 0
         if getattr(ctx.federation.uploads, "privacy", None) is not None:
-            sent = received = jnp.ones_like(sent)  # else their number tells which classes it has
+            sent = received = jnp.ones_like(sent)  # the count would tell its classes
         return after, ctx.record(
             cohort,
             up=0,

@@ -104,7 +104,7 @@ class FedDWA(core.Algorithm):
         uploads = ctx.plan.trainable_shared(sent)
         distances = similarity.squared_distances(ctx.plan.trainable_shared(guide), uploads)
         if self.weights == "inverse":  # eq. (15)
-            tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's norm
+            tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # relative
             weights = mixing.inverse(distances, cohort.mask, tiny)
             weights = mixing.keep_top_k(weights, self.top_k)
         else:

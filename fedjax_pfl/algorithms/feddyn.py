@@ -123,10 +123,10 @@ class FedDyn(fedavg.FedAvg):
         theta, target = state.server["params"], mean["params"]
         stage = ctx.federation.uploads
         members = jnp.sum(used.cohort.mask)
-        if stage is not None and stage.noise_of_sums:  # the mean's divisor; their number is private
+        if stage is not None and stage.noise_of_sums:  # the number of members is private
             members = ctx.federation.participation.expected
-        part = members / ctx.num_clients  # members of all N
-        arrived = ctx.arrived(weights)  # else the mean is theta, and h makes no second step
+        part = members / ctx.num_clients  # fraction of all clients
+        arrived = ctx.arrived(weights)  # otherwise the mean is theta: h must not step again
         drift = jax.tree.map(
             lambda h, y, w: h - (self.alpha * part * (y - w)).astype(h.dtype),
             state.drift,

@@ -37,8 +37,8 @@ class FedExP(fedavg.Weighted):
       weighting: p_i, by "size" (the authors' code), or "uniform" (the paper).
     """
 
-    server_needs = "models"  # of which it needs two sums, p_i d_i and p_i |d_i|^2
-    aggregator_replaces = "nothing"  # eta_g would remain of plain sums
+    server_needs = "models"  # for the sums of p_i d_i and p_i |d_i|^2
+    aggregator_replaces = "nothing"  # eta_g depends on sums without a rule
 
     epsilon: float = core.number(default=1e-3, allowed="at least 0")
     average_last: bool = core.static(default=True)

@@ -12,9 +12,9 @@ from jax import lax
 
 from fedjax_pfl import core, mixing, similarity, trees
 
-TINY = 1e-9  # a sum of weights below it is raised by it, as in the published code
-NEAR = 1e-6  # of |s_i|: a model nearer to s_i than that is s_i but for rounding
-SELF_AFFINITY = 0.1  # of a client for itself at first, as in the published code
+TINY = 1e-9  # added to smaller sums of weights, as in the published code
+NEAR = 1e-6  # relative to |s_i|: a nearer model differs from s_i by rounding only
+SELF_AFFINITY = 0.1  # initial affinity of a client for itself, as in the published code
 
 
 @core.struct

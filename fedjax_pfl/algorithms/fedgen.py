@@ -70,7 +70,7 @@ class FedGen(fedavg.FedAvg):
         first, kernel, bias = jax.random.split(jax.random.fold_in(ctx.key_for("generator"), 0), 3)
         inner, dtype = self.hidden_width, ctx.dtype
         normed = initial_dense_norm(first, self.noise_width + classes, inner, dtype)
-        del normed["bias"]  # it would leave the normalized values as they are
+        del normed["bias"]  # the normalization would cancel it
         generator = {
             "hidden": normed,
             "out": {"kernel": linear(kernel, (inner, width), inner, dtype),

@@ -88,7 +88,7 @@ class FedGH(core.Algorithm):
             )
             return {**head, "params": moved}, None
 
-        def turns(i):  # of a client's classes, by its id: the order of clients does not matter
+        def turns(i):  # a random order of a client's classes, drawn by its id
             key = jax.random.fold_in(ctx.key_for("server"), i)
             return jax.random.uniform(key, (self.server_epochs, classes), jnp.float32)
 

@@ -133,7 +133,7 @@ class FedKD(MutualDistillation):
         mean, size = low_rank(mean, state.server, energy)
 
         took_part = cohort.mask | cohort.diverged
-        current = cohort.gather(state.last_round) == ctx.t - 1  # has w before its last change
+        current = cohort.gather(state.last_round) == ctx.t - 1  # a download is one change of w
         record = ctx.record(
             cohort,
             up=0,

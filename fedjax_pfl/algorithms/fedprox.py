@@ -61,7 +61,7 @@ class FedProx(FedAvg):
         M - round(M (1 - slow_fraction)) members are slow."""
         key, every = ctx.key_for("slow"), ctx.federation.schedule.epochs
         present, place = ctx.cohort.mask, jnp.argsort(ctx.cohort.order(key))
-        before = jnp.sum(present & (place < place[:, None]), axis=1)  # present, with a lower lot
+        before = jnp.sum(present & (place < place[:, None]), axis=1)  # members with lower lots
         count = jnp.sum(present)
         slow = before < count - jnp.round(count * (1 - self.slow_fraction))
 

@@ -95,7 +95,7 @@ class Floco(fedavg.FedAvg):
                 )
 
     def round_remarks(self, federation, rounds):
-        begin = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29
+        begin = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 * 100 rounds to 28.99
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
     def round(self, ctx, state):

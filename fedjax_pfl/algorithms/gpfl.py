@@ -89,7 +89,7 @@ class GPFL(fedavg.FedAvg):
         state = super().init(ctx)
         return replace(state, private=with_shares(state.private, ctx))
 
-    def local_update(self, ctx, state, received: Any):  # a stack, heads are private
+    def local_update(self, ctx, state, received: Any):  # a stack, as heads are private
         task = ctx.federation.task
 
         def forward_pass(model, batch, rng, broadcast, client):

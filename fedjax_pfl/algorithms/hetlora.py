@@ -82,7 +82,7 @@ class HetLoRA(fedavg.FedAvg):
 
     def kept(self, ranks):
         """Return how many of a client's first columns are neither pulled nor pruned."""
-        return jnp.floor(self.gamma * ranks + 1e-4).astype(jnp.int32)  # 0.84 * 75 is 62.99999
+        return jnp.floor(self.gamma * ranks + 1e-4).astype(jnp.int32)  # 0.84 * 75 rounds to 62.99
 
     def tails(self, params, rank, layers):
         """Return the sum over layers of |A_tail| |B_tail| of one client's adapters."""

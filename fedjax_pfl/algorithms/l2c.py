@@ -253,7 +253,7 @@ class L2C(core.Algorithm):
         took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),
-            down=jnp.sum(heard, axis=1) * took_part,  # its own included, as in FedDWA's Table 4
+            down=jnp.sum(heard, axis=1) * took_part,  # with its own, as in FedDWA's Table 4
             numbers_up=source.numbers,
             numbers_down=source.numbers,
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},

@@ -96,7 +96,7 @@ class PerFedAvg(Weighted):
                 bent = self.hessian_product(lambda p: gradient_at(p, 2).gradient, w, meta)
                 meta = optax.tree.add_scale(meta, -alpha, bent)
             moved = sgd.update(local, second._replace(loss=first.loss, gradient=meta))
-            stayed = replace(local, loss=moved.loss)  # where one sample fills the first minibatch
+            stayed = replace(local, loss=moved.loss)  # the only sample is in the first minibatch
             some = jnp.any(batches[1].valid)
             return jax.tree.map(lambda new, old: jnp.where(some, new, old), moved, stayed)
 
@@ -109,7 +109,7 @@ class PerFedAvg(Weighted):
             schedule=self.schedule(ctx.federation),
         )  # fmt: skip
         models, loss = runs.carry
-        gradients = 2 if self.variant == "first_order" else 4  # a product is worth two
+        gradients = 2 if self.variant == "first_order" else 4  # a Hessian product counts as two
         return core.Trained(models, cohort.mark_diverged(runs.finite, gradients * runs.steps), loss)
 
     def hessian_product(self, gradient, w, d):

@@ -50,7 +50,7 @@ class PFedSim(core.Algorithm):
         training.classifier_kernel(params, federation.plan, federation.data.num_classes)
 
     def round_remarks(self, federation, rounds):
-        warm = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29
+        warm = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 * 100 rounds to 28.99
         return [f"the first {warm} of {rounds} rounds are FedAvg's"]
 
     def init(self, ctx):
@@ -59,7 +59,7 @@ class PFedSim(core.Algorithm):
         return State(ctx.plan.split(model)[0], ctx.replicate(model), never, unknown)
 
     def round(self, ctx, state):
-        warm = jnp.floor(self.warmup_fraction * ctx.num_rounds * (1 + 1e-6))  # as in the remark
+        warm = jnp.floor(self.warmup_fraction * ctx.num_rounds * (1 + 1e-6))  # as above
         personal = ctx.t >= warm
         rows, stages = ctx.cohort.rows, ctx.plan.grouped("stages")
         own = self.own(ctx, state, rows)

@@ -45,7 +45,7 @@ class Scaffold(fedavg.FedAvg):
         or stay local: a longer step could make them negative.
     """
 
-    aggregator_replaces = "nothing"  # control variates would remain a plain sum
+    aggregator_replaces = "nothing"  # control variates are summed without a rule
     equal_sums = True
 
     server_rate: float = core.number(default=1.0, allowed="above 0")

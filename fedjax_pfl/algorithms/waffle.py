@@ -161,7 +161,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         distance = jnp.where(is_alice, own, distance)
         raw = jnp.maximum(omega - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
         only_alice = ctx.num_rounds - (ctx.t + 1) <= ctx.num_rounds // 20  # r >= 0.95 R
-        only_alice |= ~jnp.any((raw > 0) & present)  # Omega is 0: the limit of small ones
+        only_alice |= ~jnp.any((raw > 0) & present)  # the limit of small Omega
         return mixing.normalize(jnp.where(only_alice, is_alice.astype(raw.dtype), raw), present)
 
     def models(self, ctx, state, rows):

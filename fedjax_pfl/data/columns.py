@@ -87,7 +87,7 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
 
 def _numbers(column: np.ndarray) -> np.ndarray:
     """Convert text to int64 if all of it is canonical integers ("07" stays text)."""
-    if np.char.str_len(column).max(initial=0) > 18:  # more digits than int64 always holds
+    if np.char.str_len(column).max(initial=0) > 18:  # int64 may not hold more digits
         return column
     try:
         numbers = column.astype(np.int64)
@@ -113,7 +113,7 @@ def check_words(what: str, words: Words) -> None:
             got = f"has {value!r}, a word for a missing value," if value else "is empty"
             raise InputError(f"{what} {got} in row {first_row(words.rows, k)}.")
     numbers = [value for value in values if is_number(value)]
-    if len(numbers) < len(values):  # among other names, 1e5 may be one
+    if len(numbers) < len(values):  # 1e5 may be a name, too
         numbers = [value for value in numbers if "e" not in value.casefold()]
     seen: dict[Decimal | str, str] = {}
     for key, value in [(Decimal(value), value) for value in numbers] + [

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-STREAM = 1903  # of random numbers, apart from those of other uses of an index
+STREAM = 1903  # part of the seeds, so that other draws for the same sample differ
 Generators = Sequence[np.random.Generator]
 # change(images [n, h, w, c] in 0..1, strength 1..5, a generator for each image) -> images
 Change = Callable[[np.ndarray, int, Generators], np.ndarray]

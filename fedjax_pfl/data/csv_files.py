@@ -21,7 +21,7 @@ def read_rows(path: Path, columns: int | None = None, hint: str = "") -> list[li
       columns: cells of every row; None for as many as the first row has, at least 2.
       hint: added to that number in messages.
     """
-    # Python takes about ten bytes for each byte of a table of short cells.
+    # Short cells take about ten times their size as Python objects.
     require_memory(f"The cells of {path}", 10 * require_file(path))
     rows = []
     longest = csv.field_size_limit(2**31 - 1)  # Python's own limit is 131,072 characters

@@ -16,10 +16,10 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 _GREY = ("1", "L", "LA")
 _COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
-MAX_PIXELS = 2**24  # of one image as stored: 4096 x 4096
+MAX_PIXELS = 2**24  # of a stored image, such as 4096 x 4096
 
 
-# Values that a reader's option of this name may have.
+# Values of the option `image_size`.
 ImageSize = int | str | tuple[int, int] | None
 
 

@@ -43,7 +43,7 @@ def row_groups(path: Path, columns: Sequence[str]) -> Iterator:
     with reading(path, _KIND):
         file = pq.ParquetFile(path, read_dictionary=words, pre_buffer=False)
         for k in range(meta.num_row_groups):
-            # Of columns one by one, a damaged file's metadata would abort the process.
+            # Metadata of single columns of a damaged file would abort the process.
             require_memory(f"A group of rows of {path}", meta.row_group(k).total_byte_size)
             table = file.read_row_group(k, list(columns))
             table.validate(full=True)

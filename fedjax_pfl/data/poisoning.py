@@ -54,7 +54,7 @@ def poison(
         dataset, test_x=np.concatenate(new_x), test_y=np.concatenate(new_y), columns={}
     )
     options = {**partition.options, "attackers": clients}
-    # The samples of `dataset` are corrupted already.
+    # No corruption: `dataset` has the corrupted samples.
     changed = replace(partition, train=Ragged.of(train), corruption=None, options=options)
     return poisoned, changed
 

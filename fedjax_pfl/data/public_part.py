@@ -40,7 +40,7 @@ def split_public(dataset: Dataset, part: str, seed: int = 0) -> tuple[Dataset, D
             raise InputError(f"{name} of {dataset.name!r} by {shown(part)} has no training sample.")
     renumber = kind == "classes"
     note = f"its public part {part}"
-    # Both have the public part's vocabulary, by whose ids a base model is trained.
+    # Both parts have the public part's vocabulary, with whose ids base models are trained.
     known = dataset.token_ids(np.flatnonzero(public[: dataset.num_train]))
     dataset = dataset if known is None else dataset.with_vocabulary(known)
     return (

@@ -175,7 +175,7 @@ def parse_ranks(given: str | Sequence[int]) -> tuple[int, ...]:
     signed = all(share.strip().endswith("%") for share in shares)
     require(signed and sum(each) == 100, "lora_ranks", given, allowed)
     count = 100 // math.gcd(*each)
-    # The k-th client of a rank with share s is placed at (k + 1/2) / s.
+    # Ranks are interleaved: the k-th client of a rank with share s comes at (k + 1/2) / s.
     places = sorted(
         ((k + 0.5) * 100 / share, place)
         for place, share in enumerate(each)

@@ -17,9 +17,9 @@ from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
 
-SEEN = "seen_samples"  # a tensor beside the network's: hashes of training samples
-FACTS = "fedjax_pfl"  # the entry of the metadata
-WITHOUT = "without"  # the fact that names the module that was left out
+SEEN = "seen_samples"  # name of the tensor with hashes of the training samples
+FACTS = "fedjax_pfl"  # key of the facts in the file's metadata
+WITHOUT = "without"  # fact: name of the module that the file leaves out
 
 
 @checked

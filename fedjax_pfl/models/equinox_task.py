@@ -28,7 +28,7 @@ from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
 COLLECTION = "state"
-AXIS = "batch"  # of the samples, where no layer names it
+AXIS = "batch"  # name of the samples' axis, unless a layer names another
 
 
 class Made:
@@ -111,7 +111,7 @@ class EquinoxTask(Task):
 
 def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
     """Return the task of an Equinox module, or of a pair (module, state); None for others."""
-    if "equinox" not in sys.modules:  # then no module of Equinox exists
+    if "equinox" not in sys.modules:  # no module of it can exist
         return None
     eqx = _equinox()
 

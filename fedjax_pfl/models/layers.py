@@ -31,7 +31,7 @@ def initializers(name: str, fan_in: int):
     bound = fan_in**-0.5
 
     def uniform(key, shape, dtype=jnp.float32):
-        # Drawn flat: the same numbers, and several times faster to compile.
+        # A flat draw has the same numbers and compiles several times faster.
         flat = jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound)
         return flat.reshape(shape)
 

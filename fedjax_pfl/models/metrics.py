@@ -26,7 +26,7 @@ from fedjax_pfl.utils.metric_names import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.registries import F, registering
 
-BINS = 15  # of the expected calibration error
+BINS = 15  # bins of the expected calibration error
 PER_CLASS = "per_class_accuracy"
 
 
@@ -139,7 +139,7 @@ def resolve_metrics(metrics: Any, objective: Objective, num_classes: int) -> tup
                 f"has {', '.join(known)}."
             )
         elif one == objective.main_metric.name:
-            continue  # is always there
+            continue  # always measured
         elif one not in known:
             near = suggestions(one, known)
             hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else USER_DEFINED

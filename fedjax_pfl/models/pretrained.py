@@ -38,7 +38,7 @@ from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Tree
 
-INITIAL = "initial_model"  # the option, in messages
+INITIAL = "initial_model"  # the option's name in error messages
 COMMANDS = "; in commands, --init_name=THERE=HERE and --init_partial."
 
 

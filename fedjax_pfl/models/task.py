@@ -278,7 +278,7 @@ class LinenTask(Task):
                 **options,
             )
         changed = dict(changed)
-        # The last one: a method that calls its super's has recorded that one too.
+        # The last one, as a method that calls super() records that result, too.
         (*_, features) = (None, *changed.pop("intermediates", {}).get("features", ()))
         return Outputs(out, changed, features)
 

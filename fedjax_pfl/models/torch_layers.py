@@ -16,7 +16,7 @@ KINDS = {
     "conv": "convolutions", "matrix": "linear layers and embeddings", "norm": "normalizations",
     "recurrent": "recurrent layers", "other": "other layers",
 }  # fmt: skip
-Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in order
+Layers = dict[str, dict[str, Any]]  # by the layer's name, in order: its leaves by name
 HINT = "names={'layer there': 'layer here'} matches layers whose names and order differ."
 
 

@@ -160,7 +160,7 @@ def behind_images(
     than the layers since the last convolution have outputs.
     """
     module = task.module if isinstance(task, LinenTask) else None
-    module = getattr(module, "network", module)  # of a projection
+    module = getattr(module, "network", module)  # that of `Projected`
     flattens = isinstance(module, CNN | MLP)
     if type(module).__module__.startswith(f"{__package__}.") and not flattens:
         return {}

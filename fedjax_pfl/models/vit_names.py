@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# Beginnings of names, as patterns, and those here; the number is the block's.
+# Patterns of the beginnings of names, and the names here. The number is that of the block.
 TIMM = {
     r"cls_token$": "embed.class_token",
     r"pos_embed$": "embed.positions",
@@ -31,7 +31,7 @@ HUGGING_FACE = {
 }
 OF_TIMM = "blocks.0.attn.qkv.weight"
 OF_HUGGING_FACE = "encoder.layer.0.attention.attention.query.weight"
-BESIDE = ("pooler.", "embeddings.mask_token")  # of other outputs than the class token's
+BESIDE = ("pooler.", "embeddings.mask_token")  # arrays for other outputs, which are ignored
 
 
 def renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

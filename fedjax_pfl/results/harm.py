@@ -15,13 +15,13 @@ from fedjax_pfl.results.table import Column
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-BASELINES = ("local", "fedavg")  # with which tables compare
+BASELINES = ("local", "fedavg")  # rows with which tables compare
 WIN, HARMED, MEAN_HARM, TENTH = "win_rate", "harmed", "mean_harm", "tenth_percentile"
 TITLES = {
     WIN: "Better than {}", HARMED: "Harmed vs {}", MEAN_HARM: "Mean harm vs {}",
     TENTH: "Tenth percentile of gain over {}",
 }  # fmt: skip
-ENDS = ("", " low", " high")  # of the keys and names of columns
+ENDS = ("", " low", " high")  # ends of columns' names: a number and its interval
 BETTER = (
     "Better than a baseline: share of pairs, a client in a seed, with a better {}; ties count half."
 )
@@ -130,7 +130,7 @@ def gains(
     values, errors = measure.toward(mine - other), np.full(mine.shape, np.nan)
     if measure == ACCURACY and split == "test":
         sizes = np.maximum(result.test_sizes, 1)
-        mine, other = np.rint(mine * sizes), np.rint(other * sizes)  # exact: a tie is one
+        mine, other = np.rint(mine * sizes), np.rint(other * sizes)  # exact, for ties
         values, mean = (mine - other) / sizes, (mine + other) / (2 * sizes)
         errors = np.sqrt(mean * (1 - mean) / sizes)
     if np.isnan(values).all(axis=-1).any():

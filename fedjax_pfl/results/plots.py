@@ -26,9 +26,9 @@ from fedjax_pfl.utils.plotting import COLOURS, HEAT, canvas, client_ticks
 DASHES: tuple[Any, ...] = (
     "-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)),
 )  # fmt: skip
-LINE_MARKERS = (None, "o", "s", "^")  # of further lines
-STYLES = len(COLOURS) * len(DASHES) * len(LINE_MARKERS)  # so many all differ
-MARKERS = "osD^vP*X"  # of points
+LINE_MARKERS = (None, "o", "s", "^")  # when colours and dashes are used up
+STYLES = len(COLOURS) * len(DASHES) * len(LINE_MARKERS)  # distinct styles
+MARKERS = "osD^vP*X"  # of scatter plots
 GREY = "0.72"
 _PANEL = 3.0  # inches, side of one matrix
 _MOST = 1000  # clients along one side of a picture of a matrix

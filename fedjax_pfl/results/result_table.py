@@ -29,7 +29,7 @@ def named_settings(settings: Mapping[str, np.ndarray]) -> list[str]:
         return f"{name}={value:{digits}}" if number else f"{name}={value}"
 
     rows = list(zip(*settings.values(), strict=True))
-    for digits in ("g", ".9g", ".17g"):  # as few as tell the settings apart
+    for digits in ("g", ".9g", ".17g"):  # the fewest that distinguish the settings
         names = [", ".join(map(partial(text, digits=digits), settings, row)) for row in rows]
         if len(set(names)) == len(set(rows)):
             break

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FEWEST = 5  # blocks
+FEWEST = 5  # blocks that a comparison needs
 
 
 class Friedman(NamedTuple):
@@ -192,9 +192,9 @@ def signed_ranks_p(differences: np.ndarray) -> float:
     """Return the exact two-sided p-value of Wilcoxon's signed-rank test."""
     from scipy import stats  # slow import
 
-    doubled = np.rint(2 * stats.rankdata(np.abs(differences))).astype(int)  # ties have halves
+    doubled = np.rint(2 * stats.rankdata(np.abs(differences))).astype(int)  # half ranks for ties
     known, positive = differences != 0, differences > 0
-    chances = np.ones(1)  # of each sum of positive ranks, if signs are coins
+    chances = np.ones(1)  # of each sum of positive ranks under random signs
     for rank in doubled[known]:
         both = np.zeros(len(chances) + rank)
         both[: len(chances)] += chances / 2
@@ -240,7 +240,7 @@ def ranking(
     if len(set(measures)) > 1:
         raise InputError("The results of a comparison need one measure.")
     measure = measures[0] if measures else ACCURACY
-    blocks = list(map(str, results))  # such as numbers
+    blocks = list(map(str, results))  # keys may be numbers
     return Ranking(
         list(map(str, names)), blocks, np.reshape(scores, (len(scores), len(names))), measure
     )

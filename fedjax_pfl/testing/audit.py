@@ -29,7 +29,7 @@ from fedjax_pfl.utils.typing import Key, Stack, State, Tree
 
 DELTAS = (0.01, 0.1, 0.5, 0.9, 0.99)
 FAR = 1e6  # norm of a worst update before it is clipped
-OTHERS = (0.0, 1.0)  # the others' updates: zero, or the same as the worst one
+OTHERS = (0.0, 1.0)  # other clients' updates, as multiples of the worst one
 
 
 @checked

@@ -170,7 +170,7 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
         if axes == 1 and algorithm.absent_kept:
             pairs = (jax.tree.leaves(getattr(s, name)) for s in (states[0], states[-1]))
             for old, new in zip(*pairs, strict=True):
-                if old.dtype != bool:  # a flag may remember that it diverged
+                if old.dtype != bool:  # a flag may record the divergence
                     message = f"{name} of client {bad}"
                     np.testing.assert_array_equal(new[bad], old[bad], err_msg=message)
 
@@ -234,7 +234,7 @@ def padding(algorithm: Algorithm) -> None:
 @check
 def uploads_withheld(algorithm: Algorithm) -> None:
     """Check that only uploads and what `also_sent` declares tell anybody of a client's samples."""
-    if algorithm.also_sent:  # then client-level privacy is refused
+    if algorithm.also_sent:  # such algorithms refuse client-level privacy
         return
     for privacy in (SUMS, CLIENTS, {}):
         if withhold_uploads(algorithm, **privacy) is None:

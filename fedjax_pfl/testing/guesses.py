@@ -101,7 +101,7 @@ class Guess:
 def _weights(present: np.ndarray, absent: np.ndarray) -> np.ndarray:
     """Return the weights [F] of the linear statistic, the best one for independent numbers."""
     spread = (present.var(axis=0) + absent.var(axis=0)) / 2
-    least = max(1e-9 * spread.max(), 1e-30)  # of numbers without noise
+    least = max(1e-9 * spread.max(), 1e-30)  # for numbers without noise
     return (present.mean(axis=0) - absent.mean(axis=0)) / np.maximum(spread, least)
 
 

@@ -25,9 +25,9 @@ from fedjax_pfl.utils.errors import InputError, UncountedRelease
 from fedjax_pfl.utils.structs import Broadcast, by_field, struct
 from fedjax_pfl.utils.typing import State, Tree
 
-CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five, and in two of Poisson's
-SEED = 5  # of samples, where other labels of the client join it to other clients
-NEW_CLIENTS = (6, 2), (3, 1)  # their numbers of training and test samples
+CLIENT, ROUNDS = 1, 3  # it is in every cohort of fixed size and in two Poisson cohorts
+SEED = 5  # of the samples: other labels of the client make it similar to other clients
+NEW_CLIENTS = (6, 2), (3, 1)  # training and test samples of each
 MODEL_OPTIONS = ("model", "share", "batch_norm", "lora_rank", "lora_layers")
 CHANGES: dict[str, dict[str, Any]] = {
     "samples and labels": {"changed": [CLIENT]},
@@ -37,7 +37,7 @@ OF_SUMS: dict[str, dict[str, Any]] = {
     "number of samples": {"fewer": [CLIENT]},
     "absence": {"absent": [CLIENT]},
 }
-# Noise would hide from a client whose models are good, and from the server who was drawn.
+# Without noise, which would hide differences that are to be found.
 CLIENTS: dict[str, Any] = {"dp": "client", "dp_clip": 5.0}
 SUMS: dict[str, Any] = {**CLIENTS, "dp_placement": "distributed", "sampling": "poisson"}
 # A clipped gradient vanishes to the bit in noise that is 1e30 times the clip.
@@ -177,7 +177,7 @@ def _unchanged(
         changed, held = (without_rows(seen.state, apart) for seen in (after, before))
         assert_close(changed, held, said + "what others hold", tolerance)
         assert_close(after.new, before.new, said + "models of new clients", tolerance)
-        if "dp" not in options:  # a model of everybody may be a mean for measuring alone
+        if "dp" not in options:  # a common model may be a mean that nobody receives
             continue
         changed, held = (_models_without(seen.models, apart) for seen in (after, before))
         assert_close(changed, held, said + "the models of others", tolerance)

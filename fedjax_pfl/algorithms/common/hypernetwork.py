@@ -113,7 +113,7 @@ def learnt_embeddings(
         return gradient | {"embedding": clipped(gradient["embedding"], clip)}
 
     start = {**private, "params": {"embedding": embedding, "private": private["params"]}}
-    # `forward_pass` has the extra loss already: it is of models, and "params" here are not.
+    # `forward_pass` adds the extra loss of the generated model; these "params" are no model's.
     learning = replace(ctx, federation=federation.replace_training(extra_loss=None))
     learnt = learning.train(
         core.Broadcast(start), forward=forward_pass, correct=correct,

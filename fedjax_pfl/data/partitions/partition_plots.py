@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _THOUSANDS = "{x:,.0f}"
 _HATCHES = {"train": "", "test": "///", "validation": "..."}  # distinct in grey, too
-_SINGLE_BARS = 400  # more are narrower than two pixels, and each costs milliseconds: one outline
+_SINGLE_BARS = 400  # above, bars would be narrower than two pixels: one outline is drawn
 
 
 def heatmap(

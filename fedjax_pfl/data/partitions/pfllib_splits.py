@@ -110,7 +110,7 @@ def exdir(
     max_retries = require_whole("max_retries", max_retries, 0)
     sets = samples.class_sets(num_clients, each, rng)
     owned = [np.flatnonzero(column) for column in samples.membership(sets).T]
-    least = -(-min_size // each)  # of each class
+    least = -(-min_size // each)  # samples of each of its classes
     for c, owners in enumerate(owned):
         if histogram[c] < least * len(owners):
             raise InputError(

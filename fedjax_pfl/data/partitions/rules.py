@@ -136,8 +136,7 @@ def _deal_blocks(group_of: np.ndarray, share: float):
 def _deal_sets(classes: np.ndarray, share: float):
     """Deal by each client's dominant classes [N, k]."""
     num_clients, k = classes.shape
-    # The class that gets one more where the dominant samples don't divide by k: it differs by
-    # client.
+    # The remainder of dominant samples over k goes to other classes in each client.
     turn = (np.arange(k) + np.arange(num_clients)[:, None]) % k
 
     def deal(samples, rng):

@@ -98,7 +98,7 @@ def load_npz(
     pairs = [_pair(path, names, TRAIN), _pair(path, names, TEST)]
     pairs = [pair or _pair(path, names, VALIDATION) if k else pair for k, pair in enumerate(pairs)]
     if pairs[0] is None:
-        read_npz(path, ("x_train", "y_train"))  # says which of them the file lacks
+        read_npz(path, ("x_train", "y_train"))  # its error names the missing arrays
     used = [name for pair in pairs if pair for name in pair]
     arrays = read_npz(path, used)
     ends = ["_train", "_test"][: len(used) // 2]
@@ -140,7 +140,7 @@ def _pair(path: Path, names: list[str], split: tuple[str, ...]) -> tuple[str, st
 def _meaning(name: str) -> tuple[str, str] | None:
     """Return ("x", "train") for "x_train", "X_train", "train_x", "trainX" and the like."""
     words = re.findall("[a-z]+", re.sub("(?<=[a-z])([A-Z])", r"_\1", name).casefold())
-    if len(words) == 1:  # xtrain, trainx
+    if len(words) == 1:  # such as xtrain or trainx
         match = re.fullmatch("([xy])([a-z]{3,})|([a-z]{3,})([xy])", words[0])
         words = [word for word in match.groups() if word] if match else words
     first, *others = sorted((_WORDS.get(word, word) for word in words), key=len)

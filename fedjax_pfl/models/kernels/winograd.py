@@ -21,7 +21,7 @@ from fedjax_pfl.models.kernels import forms
 # Small ones, for rounding: with all seven a float32 result is about 2.5 times as far from the exact
 # one as the plain sum of products.
 POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2")))
-CHANNELS = 16  # below so many, in or out, evaluation costs more than it saves
+CHANNELS = 16  # with fewer inputs or outputs, evaluation costs more than it saves
 Matrix = tuple[tuple[float, ...], ...]
 
 
