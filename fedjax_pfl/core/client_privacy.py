@@ -101,10 +101,10 @@ def client_noise_within(
     Raises:
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
-    plan = client_releases(algorithm, federation, facts)
+    released = client_releases(algorithm, federation, facts)
     privacy = federation.privacy
     assert privacy is not None
-    (noise,) = noise_for_each(epsilon, privacy.delta, [upload_releases(plan, 1.0, rounds)])
+    (noise,) = noise_for_each(epsilon, privacy.delta, [upload_releases(released, 1.0, rounds)])
     return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)
 
 

@@ -126,9 +126,11 @@ def noise_within(
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
     assert federation.sample_privacy is not None
-    plan = releases(algorithm, federation, facts, adapt)
+    released = releases(algorithm, federation, facts, adapt)
     counts = most_gradients(federation, facts, rounds).tolist()
-    wanted = [training_releases(plan, 1.0, client, count) for client, count in enumerate(counts)]
+    wanted = [
+        training_releases(released, 1.0, client, count) for client, count in enumerate(counts)
+    ]
     noise = noise_for_each(epsilon, federation.sample_privacy.delta, wanted)
     return np.asarray(noise, federation.task.dtype)
 

@@ -21,7 +21,7 @@ from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_prog
 from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.round_facts import round_facts
-from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, one_run, served
+from fedjax_pfl.engine.runs import MAX_RUNS, Run, converted, make_runs, one_run, served
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import check_update
@@ -173,7 +173,7 @@ def _why_no_step(federation: Federation) -> str:
     )
 
 
-def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bool:
+def _uses_extra_loss(runs: Run, federation: Federation, added: ExtraLoss) -> bool:
     """Return whether a round uses `added`, the federation's extra loss; only traced.
 
     Raises:
@@ -195,7 +195,7 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
     return bool(calls)
 
 
-def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, State]:
+def _first_state(runs: Run, federation: Federation) -> tuple[Run, Context, State]:
     """Return (the first run, its first round, its state before it); only to be traced.
 
     Raises:
@@ -206,7 +206,7 @@ def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, Sta
     return run, ctx, traced_checks.checked_init(run.algorithm, ctx)
 
 
-def _benign_rows(runs: Runs, federation: Federation) -> tuple[int, ...] | None:
+def _benign_rows(runs: Run, federation: Federation) -> tuple[int, ...] | None:
     """Return the rows of benign clients with a model; None if none attacks."""
     stage, data = federation.uploads, federation.data
     attacking = None if stage is None else stage.attacking(data.ids)
@@ -216,7 +216,7 @@ def _benign_rows(runs: Runs, federation: Federation) -> tuple[int, ...] | None:
     return tuple(np.flatnonzero(~np.asarray(attacking) & modelled).tolist())
 
 
-def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:
+def _scored_rows(clients: Sequence[int], runs: Run, federation: Federation) -> tuple[int, ...]:
     """Return the ascending rows of the clients to score.
 
     Raises:

@@ -14,7 +14,7 @@ from fedjax_pfl.core.client_privacy import state_for_new_clients
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.extended_state import algorithm_state
 from fedjax_pfl.engine.evaluation import evaluate, named_models, score_rows
-from fedjax_pfl.engine.runs import Runs, over_runs
+from fedjax_pfl.engine.runs import Run, over_runs
 from fedjax_pfl.engine.state_sharding import pack_states, placed, placed_measured, unpack_states
 from fedjax_pfl.engine.state_store import Address, Reader
 from fedjax_pfl.execution.mesh import RUNS, execution_mesh, mesh_of, place, sharing
@@ -42,19 +42,19 @@ class Chunk(NamedTuple):
 traced_once = partial(jax.jit, inline=True)
 
 
-def initial_state(run: Runs, federation: Federation, total) -> State:
+def initial_state(run: Run, federation: Federation, total) -> State:
     """Return the state of one run before its first round."""
     return traced_checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 
 
 @jax.jit
-def start(runs: Runs, federation: Federation, total) -> State:
+def start(runs: Run, federation: Federation, total) -> State:
     """Return the states before the first round; see `Program.start`."""
     return placed(over_runs(initial_state, runs, federation, total), federation)
 
 
 def round_context(
-    run: Runs,
+    run: Run,
     federation: Federation,
     t: Scalar,
     total: Scalar,

@@ -15,7 +15,7 @@ from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.compiled import Chunk
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
 from fedjax_pfl.engine.round_facts import round_facts
-from fedjax_pfl.engine.runs import Runs
+from fedjax_pfl.engine.runs import Run
 from fedjax_pfl.engine.state_sharding import (
     is_padded,
     placed,
@@ -77,7 +77,7 @@ class Program:
       folder: where a file of clients' state may be made, or None for the system's.
     """
 
-    runs: Runs
+    runs: Run
     federation: Federation
     rounds: int
     eval_every: int = 1

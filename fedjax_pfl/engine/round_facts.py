@@ -17,7 +17,7 @@ def round_facts(run: Any, federation: Federation) -> RoundFacts:
     """Trace the initial state, a round and the models of a run; nothing is compiled.
 
     Args:
-      run: one of `Runs`, whose hyperparameters are numbers.
+      run: a single `Run`, whose hyperparameters are numbers.
       federation: prepared by the algorithm; the noise of a `dp_epsilon` may be unknown.
     """
     if federation.privacy is not None and federation.privacy.noise is None:

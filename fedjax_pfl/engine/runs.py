@@ -35,8 +35,8 @@ MAX_RUNS = 2**16  # seeds times settings, however small the model
 
 
 @struct
-class Runs:
-    """R runs, leaves [R, ...]. In a function that is mapped over them it is a single run.
+class Run:
+    """One run: an algorithm with a seed and a setting. R runs are one `Run` with leaves [R, ...].
 
     Attributes:
       algorithm: with its hyperparameters.
@@ -66,7 +66,7 @@ class Runs:
             prepared = replace(prepared, sample_privacy=replace(privacy, position=position))
         return Context(prepared, key, t, total, cohort, rounds_in_noise=self.rounds_in_noise)
 
-    def with_backbone(self, federation: Federation) -> "Runs":
+    def with_backbone(self, federation: Federation) -> "Run":
         """Return the run with its backbone, so that rounds need not compute it again."""
         return replace(
             self, backbone=self._with_backbone(federation, jax.random.key(self.seed)).backbone
@@ -78,10 +78,10 @@ class Runs:
         return federation.with_backbone(key)
 
 
-def one_run(algorithm: Algorithm) -> Runs:
+def one_run(algorithm: Algorithm) -> Run:
     """Return a single run with the federation's numbers, for tracing."""
     seed: Any = np.uint32(0)
-    return Runs(algorithm, seed, {})
+    return Run(algorithm, seed, {})
 
 
 def over_runs(
@@ -132,7 +132,7 @@ def _one_part(fn: Callable[..., Any], operands: Tree, federation: Federation, *o
     return jax.vmap(one)(operands) if as_lanes else lax.map(one, operands)
 
 
-def served(runs: Runs, federation: Federation) -> np.ndarray:
+def served(runs: Run, federation: Federation) -> np.ndarray:
     """Return which clients each run serves with models, bool [R, N]."""
     no_round: Any = None
     ctx = Context(federation, no_round, no_round, no_round, no_round)
@@ -147,7 +147,7 @@ def make_runs(
     rounds: int = 1,
     adapt: Adaptation | None = None,
     facts: RoundFacts | None = None,
-) -> Runs:
+) -> Run:
     """Return all combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
     Args:
@@ -286,7 +286,7 @@ def _variant(
     chosen: dict[str, Any],
     noise: Callable[..., Any],
     facts: RoundFacts | None,
-) -> Runs:
+) -> Run:
     """Return one setting's algorithm and numbers as host arrays without the axis of runs.
 
     `noise(epsilon, algorithm, facts)` is the noise multiplier of a `dp_epsilon`.
@@ -313,9 +313,7 @@ def _variant(
         check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
-    return Runs(
-        variant, seed, numbers, rounds_in_noise=facts is not None and facts.reads_num_rounds
-    )
+    return Run(variant, seed, numbers, rounds_in_noise=facts is not None and facts.reads_num_rounds)
 
 
 def converted(algorithm: Algorithm) -> Algorithm:

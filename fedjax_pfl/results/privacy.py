@@ -40,28 +40,30 @@ def epsilons(result: ResultScores, setting: int = 0) -> np.ndarray:
     Raises:
       InputError: dp-accounting is not installed.
     """
-    plan = result.privacy
-    assert plan is not None
-    if plan["unit"] == "client":
-        return _of_clients(result, plan, setting)
+    released = result.privacy
+    assert released is not None
+    if released["unit"] == "client":
+        return _of_clients(result, released, setting)
     steps = result.clients["local_steps"][:, setting].astype(np.int64).sum(axis=1)
-    noise = np.broadcast_to(plan["noise"][setting], steps.shape[1:])
+    noise = np.broadcast_to(released["noise"][setting], steps.shape[1:])
     cost = {}  # clients with as many samples and steps spend the same
     for client, z in enumerate(noise.tolist()):
         for count in set(steps[:, client].tolist()):
-            made = accounting.training_releases(plan, z, client, count)
-            cost[client, count] = accounting.epsilon(made, plan["delta"])
+            made = accounting.training_releases(released, z, client, count)
+            cost[client, count] = accounting.epsilon(made, released["delta"])
     return np.array([[cost[i, n] for i, n in enumerate(run)] for run in steps.tolist()])
 
 
-def _of_clients(result: ResultScores, plan: dict[str, Any], setting: int) -> np.ndarray:
+def _of_clients(result: ResultScores, released: dict[str, Any], setting: int) -> np.ndarray:
     took_part = result.clients["participated"][:, setting].astype(np.int64)
     counts = (
-        took_part.sum(axis=1) if plan["local"] else np.full_like(took_part[:, 0], len(took_part[0]))
+        took_part.sum(axis=1)
+        if released["local"]
+        else np.full_like(took_part[:, 0], len(took_part[0]))
     )
-    noise = plan["noise"][setting]
+    noise = released["noise"][setting]
     cost = {
-        n: accounting.epsilon(accounting.upload_releases(plan, noise, n), plan["delta"])
+        n: accounting.epsilon(accounting.upload_releases(released, noise, n), released["delta"])
         for n in set(counts.ravel().tolist())
     }
     return np.vectorize(cost.get, otypes=[float])(counts)
@@ -69,10 +71,10 @@ def _of_clients(result: ResultScores, plan: dict[str, Any], setting: int) -> np.
 
 def guarantee(result: ResultScores, setting: int = 0) -> Guarantee:
     """Return the guarantee of one setting of a result with differential privacy."""
-    plan = result.privacy
-    assert plan is not None
+    released = result.privacy
+    assert released is not None
     most = float(epsilons(result, setting).max())
-    return Guarantee(plan["unit"], most, plan["delta"], plan["sampling"])
+    return Guarantee(released["unit"], most, released["delta"], released["sampling"])
 
 
 def remarks(result: ResultScores, setting: int = 0) -> list[str]:
@@ -81,15 +83,15 @@ def remarks(result: ResultScores, setting: int = 0) -> list[str]:
     A second sentence follows where delta is not below 1/n, with n samples of the smallest client or
     n clients: such a guarantee allows to publish one of them.
     """
-    plan = result.privacy
-    if plan is None:
+    released = result.privacy
+    if released is None:
         return []
     notes = [str(guarantee(result, setting))]
-    if plan["unit"] == "client":
+    if released["unit"] == "client":
         count, what = result.clients["participated"].shape[-1], "of the number of clients"
     else:
-        count = min((n for n in plan["sizes"] if n), default=0)
+        count = min((n for n in released["sizes"] if n), default=0)
         what = "of the smallest client's number of samples"
-    if plan["delta"] * count >= 1:
-        notes.append(f"delta {plan['delta']:g} is not below 1/{count}, the inverse {what}")
+    if released["delta"] * count >= 1:
+        notes.append(f"delta {released['delta']:g} is not below 1/{count}, the inverse {what}")
     return notes

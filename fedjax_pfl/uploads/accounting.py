@@ -74,7 +74,7 @@ def noise_for_each(
 
 
 def training_releases(
-    plan: Mapping[str, Any], noise: float, client: int, gradients: int
+    released: Mapping[str, Any], noise: float, client: int, gradients: int
 ) -> list[Release]:
     """Return what one client released in training with noisy gradients.
 
@@ -82,35 +82,37 @@ def training_releases(
     z are one with z / sqrt(k).
 
     Args:
-      plan: `core.sample_privacy.releases`.
+      released: result of `core.sample_privacy.releases`.
       noise: the noise multiplier of its gradients.
       client: its place.
       gradients: minibatch gradients that were counted; a part of a minibatch counts as one.
     """
-    rate, size, k = plan["rates"][client], plan["sizes"][client], plan["per_batch"]
+    rate, size, k = released["rates"][client], released["sizes"][client], released["per_batch"]
 
     def cut(most: int | None) -> tuple[int, int] | None:
         return None if most is None else (size, min(size, most))
 
-    made = [Release(noise * (1 / math.sqrt(k)), -(-gradients // k), rate, cut(plan["most"]))]
+    made = [Release(noise * (1 / math.sqrt(k)), -(-gradients // k), rate, cut(released["most"]))]
     return made + [
         Release(noise, counts[client], rates[client], cut(most))
-        for rates, most, counts in plan["adapted"]
+        for rates, most, counts in released["adapted"]
     ]
 
 
-def upload_releases(plan: Mapping[str, Any], noise: float, rounds: int) -> list[Release]:
+def upload_releases(released: Mapping[str, Any], noise: float, rounds: int) -> list[Release]:
     """Return what one client released by noisy uploads in so many rounds.
 
     A round draws its clients once, so k uploads with a multiplier of z cost as much as one with
     z / sqrt(k), which is more than k uploads of clients that are drawn each time.
 
     Args:
-      plan: `core.client_privacy.client_releases`.
+      released: result of `core.client_privacy.client_releases`.
       noise: the noise multiplier of its uploads.
       rounds: rounds in which it may have taken part.
     """
-    return [Release(noise * (1 / math.sqrt(max(plan["per_round"], 1))), rounds, plan["rate"])]
+    return [
+        Release(noise * (1 / math.sqrt(max(released["per_round"], 1))), rounds, released["rate"])
+    ]
 
 
 @lru_cache(maxsize=2**16)
