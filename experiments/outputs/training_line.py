@@ -46,7 +46,7 @@ def describe_training(args: Any, num_clients: int | None, varied: Collection[str
     if num_clients is not None:
         drawn = pfl.options.ParticipationOptions(
             participation=args.participation, sampling=args.sampling
-        ).for_clients(num_clients)
+        ).build(num_clients)
         who = f"{drawn.expected:g} of {num_clients}"
         who = f"all {num_clients} clients" if drawn.expected == num_clients else who
         mean = "" if drawn.poisson is None else " on average"

@@ -56,7 +56,7 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
         stragglers={int(row): int(late[row]) for row in rows if late[row]},
         straggler_schedule=before.schedule,
     )
-    remaining = among.for_clients(len(rows))
+    remaining = among.build(len(rows))
     _check_threat(federation, ids, int(remaining.expected))
     data, new = (_select(federation.data, some) for some in (rows, np.arange(total - count, total)))
     if data.scaling == SHARED or data.vocabulary is not None:
@@ -64,7 +64,7 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
         data, new = (replace(one, **fields) for one in (data, new))
     return (
         replace(federation, data=data, participation=remaining),
-        replace(federation, data=new, participation=ParticipationOptions().for_clients(count)),
+        replace(federation, data=new, participation=ParticipationOptions().build(count)),
     )
 
 

@@ -118,7 +118,7 @@ def federate(
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
-    participation = cohorts.for_clients(data.num_clients)
+    participation = cohorts.build(data.num_clients)
     members = participation.cohort_size
     uploads = uploads_of(groups[PrivacyOptions], threat, groups[CompressionOptions], ids, members)
     return Federation(

@@ -111,7 +111,7 @@ class ParticipationOptions(OptionGroup):
             )
         return jnp.asarray(window)
 
-    def for_clients(self, num_clients: int) -> Participation:
+    def build(self, num_clients: int) -> Participation:
         """Return the participation of a number of clients, by `checked` options.
 
         The cohort's size is rounded to the nearest whole number, at least one.

@@ -183,7 +183,7 @@ def test_sums_of_models_and_controls():
 
 
 def test_cohorts_of_poisson_sampling_are_binomial():
-    part = pfl.options.ParticipationOptions(0.2, sampling="poisson").for_clients(40)
+    part = pfl.options.ParticipationOptions(0.2, sampling="poisson").build(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
     draw = jax.jit(jax.vmap(lambda t: part.cohort(jax.random.key(3), t, jnp.arange(40)).mask.sum()))
     sizes = np.asarray(draw(jnp.arange(2000)))

@@ -82,7 +82,7 @@ def test_refusals(options, message):
 
 @pytest.mark.costly
 def test_a_sampled_cohort_prefers_who_is_there():
-    part = ParticipationOptions(0.5, arrivals=dict.fromkeys(range(5), 3)).for_clients(10)
+    part = ParticipationOptions(0.5, arrivals=dict.fromkeys(range(5), 3)).build(10)
     for t in range(6):
         cohort = part.cohort(jax.random.key(t), np.int32(t), np.arange(10, dtype=np.int32))
         rows = np.asarray(cohort.rows)[np.asarray(cohort.mask)]

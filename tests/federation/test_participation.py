@@ -27,7 +27,7 @@ def _cohorts(part, rounds, ids, key):
 
 
 def test_samples_are_distinct_ascending_and_of_the_right_number():
-    rows = np.asarray(cohorts(ParticipationOptions(0.3).for_clients(10), 400).rows)
+    rows = np.asarray(cohorts(ParticipationOptions(0.3).build(10), 400).rows)
     assert rows.shape == (400, 3)
     assert (np.diff(rows, axis=1) > 0).all() and rows.min() >= 0 and rows.max() <= 9
     counts = np.bincount(rows.ravel(), minlength=10)
@@ -35,7 +35,7 @@ def test_samples_are_distinct_ascending_and_of_the_right_number():
 
 
 def test_sampling_is_a_function_of_key_and_round():
-    part = ParticipationOptions(0.3).for_clients(10)
+    part = ParticipationOptions(0.3).build(10)
     rows = np.asarray(cohorts(part, 20).rows)
     np.testing.assert_array_equal(cohorts(part, 20).rows, rows)
     assert (np.asarray(cohorts(part, 20, key=jax.random.key(4)).rows) != rows).any()
@@ -43,10 +43,7 @@ def test_sampling_is_a_function_of_key_and_round():
 
 
 def test_the_same_clients_are_sampled_wherever_their_rows_are():
-    part, order = (
-        ParticipationOptions(0.4).for_clients(10),
-        np.array([7, 2, 9, 0, 4, 1, 8, 3, 6, 5]),
-    )
+    part, order = ParticipationOptions(0.4).build(10), np.array([7, 2, 9, 0, 4, 1, 8, 3, 6, 5])
     there, here = cohorts(part, 20), cohorts(part, 20, ids=jnp.asarray(order))
     np.testing.assert_array_equal(np.sort(here.ids, 1), np.sort(there.ids, 1))
     np.testing.assert_array_equal(here.ids, order[np.asarray(here.rows)])
@@ -57,7 +54,7 @@ def test_the_same_clients_are_sampled_wherever_their_rows_are():
     [(10, 1.0, 10), (10, 0.01, 1), (10, 0.25, 3), (10, 0.35, 4), (100, 0.29, 29), (1, 0.2, 1)],
 )
 def test_cohort_sizes_round_half_up(count, fraction, size):
-    assert ParticipationOptions(fraction).for_clients(count).cohort_size == size
+    assert ParticipationOptions(fraction).build(count).cohort_size == size
 
 
 TABLES = {
@@ -74,7 +71,7 @@ TABLES = {
 
 @pytest.mark.parametrize(("schedule", "delay"), TABLES)
 def test_straggler_tables(schedule, delay):
-    part = ParticipationOptions(1.0, {1: delay}, schedule).for_clients(2)
+    part = ParticipationOptions(1.0, {1: delay}, schedule).build(2)
     rows = cohorts(part, 20, ids=jnp.arange(2))
     for name, row in zip(("starts", "arrives", "mask"), TABLES[schedule, delay], strict=False):
         wanted = (row * 20)[:20]
@@ -97,7 +94,7 @@ DROPPING = {
 
 @pytest.mark.parametrize(("schedule", "delay"), DROPPING)
 def test_dropping_late_uploads(schedule, delay):
-    part = ParticipationOptions(1.0, {1: delay}, schedule).for_clients(2)
+    part = ParticipationOptions(1.0, {1: delay}, schedule).build(2)
     rows = cohorts(part, 20, ids=jnp.arange(2)).dropping_late()
     for name, row in zip(("starts", "arrives"), DROPPING[schedule, delay], strict=True):
         seen = "".join(str(int(x)) for x in getattr(rows, name)[:, 1])
@@ -108,19 +105,17 @@ def test_dropping_late_uploads(schedule, delay):
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_another_schedule_is_that_schedules_cohort(schedule):
     late = {1: 1, 2: 2, 4: 5}
-    other, part = (ParticipationOptions(1.0, late, s).for_clients(5) for s in ("paper", schedule))
+    other, part = (ParticipationOptions(1.0, late, s).build(5) for s in ("paper", schedule))
     see = jax.jit(jax.vmap(lambda t: part.cohort(KEY, t, IDS[:5]).on_schedule(t, "paper")))
     found, wanted = see(jnp.arange(20)), cohorts(other, 20, ids=IDS[:5])
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, wanted))
-    sampled = jax.tree.map(
-        lambda leaf: leaf[3], cohorts(ParticipationOptions(0.3).for_clients(10), 20)
-    )
+    sampled = jax.tree.map(lambda leaf: leaf[3], cohorts(ParticipationOptions(0.3).build(10), 20))
     np.testing.assert_array_equal(sampled.on_schedule(3, "paper").earlier_starts, [0, 0, 0])
 
 
 def test_flushing_sends_what_is_on_its_way():
     """Delay 3 in a cycle of 5: phases 1 and 2 wait; 0 began just now, 3 and 4 arrive anyway."""
-    rows = cohorts(ParticipationOptions(1.0, {1: 3}).for_clients(2), 5, ids=jnp.arange(2))
+    rows = cohorts(ParticipationOptions(1.0, {1: 3}).build(2), 5, ids=jnp.arange(2))
     flushed = rows.flushed(jnp.ones((5, 1), bool))
     np.testing.assert_array_equal(flushed.arrives[:, 1], [False, True, True, True, True])
     np.testing.assert_array_equal(flushed.staleness[1:, 1], [1, 2, 3, 0])
@@ -132,7 +127,7 @@ def test_flushing_sends_what_is_on_its_way():
 
 def test_who_is_there_in_a_round():
     """Rounds are counted from 1 in options; a client is there in the round of its departure."""
-    part = ParticipationOptions(arrivals={1: 2, 2: 3}, departures={0: 1, 1: 3}).for_clients(3)
+    part = ParticipationOptions(arrivals={1: 2, 2: 3}, departures={0: 1, 1: 3}).build(3)
     there = ["".join(str(int(one)) for one in part.present(t)) for t in range(4)]
     assert there == ["100", "010", "011", "001"]
 
@@ -144,7 +139,7 @@ def test_stragglers_and_sampling_exclude_each_other():
 
 def some(rows=(1, 3, 4), mask=(True, False, True), count=5):
     """A cohort of three of five clients, the middle one absent."""
-    part = ParticipationOptions(len(rows) / count).for_clients(count)
+    part = ParticipationOptions(len(rows) / count).build(count)
     first = cohorts(part, 1, jnp.arange(count))
     cohort = jax.tree.map(lambda leaf: leaf[0], first)
     return replace(cohort, rows=jnp.array(rows), ids=jnp.array(rows), mask=jnp.array(mask))
@@ -177,10 +172,7 @@ def test_scatter_refuses_rows_that_are_not_finite(bad):
 
 @pytest.mark.costly
 def test_one_member_at_a_time():
-    part, stack = (
-        ParticipationOptions(stragglers={1: 1}).for_clients(5),
-        np.arange(10.0).reshape(5, 2),
-    )
+    part, stack = ParticipationOptions(stragglers={1: 1}).build(5), np.arange(10.0).reshape(5, 2)
 
     @jax.jit
     def member(k):
@@ -195,16 +187,13 @@ def test_one_member_at_a_time():
         np.testing.assert_array_equal(own, stack[k : k + 1])
         wanted = np.where((np.arange(5) == k)[:, None] & (k != 1), -1.0, stack)
         np.testing.assert_array_equal(put, wanted)
-    assert (
-        ParticipationOptions().for_clients(1).cohort(KEY, jnp.int32(0), IDS[:1]).member(0).size == 1
-    )
+    assert ParticipationOptions().build(1).cohort(KEY, jnp.int32(0), IDS[:1]).member(0).size == 1
 
 
 def test_an_order_of_the_members_is_their_ids_order():
     rows = jnp.array([3, 0, 4, 1, 2])
     plain, moved = (
-        ParticipationOptions().for_clients(5).cohort(KEY, jnp.int32(0), ids)
-        for ids in (IDS[:5], rows)
+        ParticipationOptions().build(5).cohort(KEY, jnp.int32(0), ids) for ids in (IDS[:5], rows)
     )
     order = plain.order(KEY)
     assert sorted(order.tolist()) == list(range(5)) and order.tolist() != list(range(5))
@@ -277,7 +266,7 @@ def test_everyone_in_another_order_gathers_in_that_order():
 )
 def test_input_errors(options, message):
     with pytest.raises(InputError, match=message):
-        ParticipationOptions(**options).checked().for_clients(10)
+        ParticipationOptions(**options).checked().build(10)
 
 
 def test_poisson_sampling_of_all_clients_is_noted():
@@ -290,14 +279,14 @@ def test_poisson_sampling_of_all_clients_is_noted():
 @pytest.mark.parametrize("given", [[3], "3:2", 1, True])
 def test_stragglers_that_are_no_dict(given):
     with pytest.raises(InputError, match="stragglers must be a dict such as"):
-        ParticipationOptions(1.0, given).checked().for_clients(4)
+        ParticipationOptions(1.0, given).checked().build(4)
 
 
 @pytest.mark.parametrize("fraction", [0.6, 1.0])
 def test_pairs_of_the_cohort(fraction):
     """What is known of pairs changes where both take part, and nowhere else."""
     pairs = jnp.arange(25.0).reshape(5, 5)
-    part = ParticipationOptions(fraction).for_clients(5)
+    part = ParticipationOptions(fraction).build(5)
     cohort = jax.tree.map(lambda leaf: leaf[0], cohorts(part, 1, jnp.arange(5)))
     rows = np.asarray(cohort.rows)
     there = cohort.gather_pairs({"loss": pairs})["loss"]

@@ -213,7 +213,7 @@ def call(function: Callable, **more) -> st.SearchStrategy:
 def used(kind, **given):
     made = kind(**given).checked()
     if kind is ParticipationOptions:
-        made.for_clients(4)
+        made.build(4)
 
 
 def functions():

@@ -161,7 +161,7 @@ WAYS = {  # in which an algorithm may see its cohort
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_earlier_starts_count_the_starts(schedule, way):
-    part = ParticipationOptions(1.0, {1: 1, 2: 2, 4: 5}, schedule).for_clients(5)
+    part = ParticipationOptions(1.0, {1: 1, 2: 2, 4: 5}, schedule).build(5)
 
     def cohort(t):
         return WAYS[way](part.cohort(jax.random.key(0), t, jnp.arange(5)), t)

@@ -165,9 +165,9 @@ def test_federate_others():
             {"client_execution": "9" * 5000},
         ):
             refuse(lambda options=options: toy_federation(dtype="float32", **options))
-        refuse(lambda value=value: ParticipationOptions(1.0, {value: 1}).checked().for_clients(4))
+        refuse(lambda value=value: ParticipationOptions(1.0, {value: 1}).checked().build(4))
     for value in ("x", None, math.nan, 1.5):
-        refuse(lambda value=value: ParticipationOptions(1.0, {0: value}).checked().for_clients(4))
+        refuse(lambda value=value: ParticipationOptions(1.0, {0: value}).checked().build(4))
     for weight in (math.nan, math.inf, -1, 1e300, "1"):
         loss = pfl.training.WeightDistribution(weight)
         refuse(lambda loss=loss: toy_federation(dtype="float32", extra_loss=loss))
