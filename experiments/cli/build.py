@@ -126,7 +126,7 @@ def prepare(
     federation = pfl.federate(dataset, partition, config.model, **options)
     if runs is None:  # seeds of several commands are simulated apart
         runs = math.gcd(*folder.blocks) or config.num_seeds
-    federation = federation.for_runs(runs)
+    federation = federation.with_devices(federation.execution.shared(runs))
     check_pools(config.headline, federation.measures[0])
     federation, new_clients = split_new_clients(config, federation)
     if processes.is_distributed():  # each keeps its own clients' samples

@@ -97,10 +97,8 @@ def _named(word: str, plan: LeafPlan) -> tuple[bool, ...]:
     }
     if word in SHARED:
         return _of_blocks(blocks[word], plan)
-    inner = (path.partition("/")[2] or path for path in plan.paths)
-    selected = tuple(
-        any(fnmatch.fnmatchcase(at, word) for at in module_paths(path)) for path in inner
-    )
+    inner = (module_paths(path.partition("/")[2] or path) for path in plan.paths)
+    selected = tuple(any(fnmatch.fnmatchcase(at, word) for at in paths) for paths in inner)
     if not any(selected):
         raise unknown_name("pattern of layers", word, {*SHARED, *plan.blocks})
     return selected

@@ -1,13 +1,15 @@
 """Checks of the arguments and results of an algorithm's functions while they are traced."""
 
 import contextlib
+import itertools
 import linecache
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,6 @@ from fedjax_pfl.core.extended_state import (
     extend_state,
 )
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
@@ -32,7 +33,7 @@ from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field, client_axes
-from fedjax_pfl.utils.typing import State
+from fedjax_pfl.utils.typing import Rows, State, Tree
 
 CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
@@ -87,6 +88,34 @@ def outside_rounds(algorithm: Algorithm, ctx: Context, function: str) -> Context
     """
     where = f"{algorithm.name}.{function}"
     return with_counted_gradients(replace(ctx, outside=where), RoundObserver(where))
+
+
+def with_partial_rows(
+    state: State, rows: Rows, count: int, reader: Callable[..., Any] | None = None
+) -> State:
+    """Wrap the leaves of a state whose other rows are in host memory.
+
+    Args:
+      state: per-client leaves are [count, ...], or [k, ...] for the clients `rows`; the latter
+        become `trees.PartialLeaf`. A state without such leaves is returned unchanged.
+      rows: int32 [k], fewer than `count`.
+      count: N, the number of clients.
+      reader: reads other rows, see `trees.PartialLeaf`; leaves are numbered in their order.
+    """
+    numbers = itertools.count()
+
+    def some(value: Tree, axes: int) -> Tree:
+        if axes != 1:
+            return value
+
+        def one(leaf):
+            if len(leaf) == count:
+                return leaf
+            return trees.PartialLeaf(leaf, rows, count, reader, next(numbers))
+
+        return jax.tree.map(one, value)
+
+    return by_field(some, state)
 
 
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
@@ -196,7 +225,7 @@ def checked_round(
 ) -> tuple[State, Record]:
     """Run `algorithm.round(ctx, state)` and add its forward passes to the record.
 
-    Per-client leaves of the state may hold only the cohort's rows (see `partial_state`).
+    Per-client leaves of the state may hold only the cohort's rows (see `with_partial_rows`).
 
     Args:
       algorithm, ctx, state: of the round.

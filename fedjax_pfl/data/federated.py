@@ -149,11 +149,7 @@ class FederatedData:
 
     def narrowed(self, rows: Rows, part: Rows) -> "FederatedData":
         """Return the same data for `part` of the clients `rows` that are on the device."""
-        return (
-            replace(self, device_rows=part)
-            if self.device_rows is not None and self.device_rows is rows
-            else self
-        )
+        return replace(self, device_rows=part) if self.device_rows is rows else self
 
     def at_round(self, t: Scalar | int) -> "FederatedData":
         """Return the data as the clients have them in round `t`, counted from 0."""

@@ -81,7 +81,7 @@ def checked_program(
         for schedule in facts.schedules:
             schedule.check_counts(federation.data.train.capacity, rounds)
     runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt, facts)
-    federation = federation.for_runs(len(runs.seed))
+    federation = federation.with_devices(federation.execution.shared(len(runs.seed)))
     _check_steps(algorithm, federation, rounds, adapt)
     added = federation.training.extra_loss
     if added is not None and not _uses_extra_loss(runs, federation, added):

@@ -15,8 +15,12 @@ from jax import lax
 
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.partial_state import with_partial_rows
-from fedjax_pfl.core.traced_checks import outside_rounds, while_traced, with_base
+from fedjax_pfl.core.traced_checks import (
+    outside_rounds,
+    while_traced,
+    with_base,
+    with_partial_rows,
+)
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, PREVIOUS, TRAINED
 from fedjax_pfl.training.scoring import score
@@ -30,7 +34,7 @@ def named_models(
 ) -> dict[str, Stack | Broadcast]:
     """Return the checked result of `algorithm.models(ctx, state, rows)`.
 
-    Per-client leaves of the state may hold those rows only (see `partial_state`).
+    Per-client leaves of the state may hold those rows only (see `with_partial_rows`).
 
     Raises:
       RowsNotOnDevice: the models need other rows of these.

@@ -192,14 +192,6 @@ class Federation:
         """Whether clients whose training failed count, with an update of zero."""
         return self.uploads is not None and self.uploads.keeps_failed
 
-    def for_runs(self, count: int) -> "Federation":
-        """Return the federation with its devices divided for a number of runs by its `mesh`.
-
-        Raises:
-          InputError: the mesh has devices for more runs.
-        """
-        return self.with_devices(self.execution.shared(count))
-
     def with_devices(self, execution: Execution) -> "Federation":
         """Return the federation with the devices of another execution strategy."""
         its = self.execution

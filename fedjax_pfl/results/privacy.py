@@ -40,30 +40,27 @@ def epsilons(result: ResultScores, setting: int = 0) -> np.ndarray:
     Raises:
       InputError: dp-accounting is not installed.
     """
-    released = result.privacy
-    assert released is not None
-    if released["unit"] == "client":
-        return _of_clients(result, released, setting)
+    dp = result.privacy
+    assert dp is not None
+    if dp["unit"] == "client":
+        return _of_clients(result, dp, setting)
     steps = result.clients["local_steps"][:, setting].astype(np.int64).sum(axis=1)
-    noise = np.broadcast_to(released["noise"][setting], steps.shape[1:])
+    noise = np.broadcast_to(dp["noise"][setting], steps.shape[1:])
     cost = {}  # clients with as many samples and steps spend the same
     for client, z in enumerate(noise.tolist()):
         for count in set(steps[:, client].tolist()):
-            made = accounting.training_releases(released, z, client, count)
-            cost[client, count] = accounting.epsilon(made, released["delta"])
+            made = accounting.training_releases(dp, z, client, count)
+            cost[client, count] = accounting.epsilon(made, dp["delta"])
     return np.array([[cost[i, n] for i, n in enumerate(run)] for run in steps.tolist()])
 
 
-def _of_clients(result: ResultScores, released: dict[str, Any], setting: int) -> np.ndarray:
+def _of_clients(result: ResultScores, dp: dict[str, Any], setting: int) -> np.ndarray:
     took_part = result.clients["participated"][:, setting].astype(np.int64)
-    counts = (
-        took_part.sum(axis=1)
-        if released["local"]
-        else np.full_like(took_part[:, 0], len(took_part[0]))
-    )
-    noise = released["noise"][setting]
+    counts = took_part.sum(axis=1)
+    counts = counts if dp["local"] else np.full_like(counts, took_part.shape[1])
+    noise = dp["noise"][setting]
     cost = {
-        n: accounting.epsilon(accounting.upload_releases(released, noise, n), released["delta"])
+        n: accounting.epsilon(accounting.upload_releases(dp, noise, n), dp["delta"])
         for n in set(counts.ravel().tolist())
     }
     return np.vectorize(cost.get, otypes=[float])(counts)
@@ -71,10 +68,10 @@ def _of_clients(result: ResultScores, released: dict[str, Any], setting: int) ->
 
 def guarantee(result: ResultScores, setting: int = 0) -> Guarantee:
     """Return the guarantee of one setting of a result with differential privacy."""
-    released = result.privacy
-    assert released is not None
+    dp = result.privacy
+    assert dp is not None
     most = float(epsilons(result, setting).max())
-    return Guarantee(released["unit"], most, released["delta"], released["sampling"])
+    return Guarantee(dp["unit"], most, dp["delta"], dp["sampling"])
 
 
 def remarks(result: ResultScores, setting: int = 0) -> list[str]:
@@ -83,15 +80,15 @@ def remarks(result: ResultScores, setting: int = 0) -> list[str]:
     A second sentence follows where delta is not below 1/n, with n samples of the smallest client or
     n clients: such a guarantee allows to publish one of them.
     """
-    released = result.privacy
-    if released is None:
+    dp = result.privacy
+    if dp is None:
         return []
     notes = [str(guarantee(result, setting))]
-    if released["unit"] == "client":
+    if dp["unit"] == "client":
         count, what = result.clients["participated"].shape[-1], "of the number of clients"
     else:
-        count = min((n for n in released["sizes"] if n), default=0)
+        count = min((n for n in dp["sizes"] if n), default=0)
         what = "of the smallest client's number of samples"
-    if released["delta"] * count >= 1:
-        notes.append(f"delta {released['delta']:g} is not below 1/{count}, the inverse {what}")
+    if dp["delta"] * count >= 1:
+        notes.append(f"delta {dp['delta']:g} is not below 1/{count}, the inverse {what}")
     return notes

@@ -110,9 +110,8 @@ def upload_releases(released: Mapping[str, Any], noise: float, rounds: int) -> l
       noise: the noise multiplier of its uploads.
       rounds: rounds in which it may have taken part.
     """
-    return [
-        Release(noise * (1 / math.sqrt(max(released["per_round"], 1))), rounds, released["rate"])
-    ]
+    each = noise * (1 / math.sqrt(max(released["per_round"], 1)))
+    return [Release(each, rounds, released["rate"])]
 
 
 @lru_cache(maxsize=2**16)

@@ -83,8 +83,11 @@ def test_runs_that_devices_do_not_divide_are_on_all_of_them():
 
 def test_two_runs_on_two_devices_have_one_each():
     federation = toy_federation((7, 3, 1, 10), dtype="float32", devices=2)
-    assert [federation.for_runs(n).execution.run_groups for n in (1, 2, 3)] == [1, 2, 1]
-    assert not federation.for_runs(2).execution.deal  # clients stay on their run's device
+    shared = [federation.execution.shared(n) for n in (1, 2, 3)]
+    assert [one.run_groups for one in shared] == [1, 2, 1]
+    assert not federation.with_devices(
+        shared[1]
+    ).execution.deal  # clients stay on their run's device
 
 
 SIZES = (4, 8, 3, 5, 2)  # of five clients
