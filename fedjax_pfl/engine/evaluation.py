@@ -13,14 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_pfl.core import traced_checks
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.traced_checks import (
-    outside_rounds,
-    while_traced,
-    with_base,
-    with_partial_rows,
-)
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.results.model_names import ADAPTED, PERSONALIZED, PREVIOUS, TRAINED
 from fedjax_pfl.training.scoring import score
@@ -34,17 +29,18 @@ def named_models(
 ) -> dict[str, Stack | Broadcast]:
     """Return the checked result of `algorithm.models(ctx, state, rows)`.
 
-    Per-client leaves of the state may hold those rows only (see `with_partial_rows`).
+    Per-client leaves of the state may hold those rows only (`traced_checks.with_partial_rows`).
 
     Raises:
       RowsNotOnDevice: the models need other rows of these.
-      InputError: see `while_traced`.
+      InputError: see `traced_checks.while_traced`.
       TypeError: "personalized" is missing, or a stack does not match the clients `rows`.
-      UncountedRelease: see `outside_rounds`.
+      UncountedRelease: see `traced_checks.outside_rounds`.
     """
-    state = with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
-    with while_traced(algorithm, "models"):
-        named = algorithm.models(outside_rounds(algorithm, ctx, "models"), state, rows)
+    state = traced_checks.with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
+    outside = traced_checks.outside_rounds(algorithm, ctx, "models")
+    with traced_checks.while_traced(algorithm, "models"):
+        named = algorithm.models(outside, state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:
         actual = list(named) if isinstance(named, Mapping) else type(named).__name__
         raise TypeError(f"{algorithm.name}.models must name 'personalized', got {actual}.")
@@ -102,7 +98,7 @@ def score_rows(
     algorithm: Algorithm, ctx: Context, state: State, adapt: Adaptation | None, rows: Rows
 ) -> dict[str, jax.Array]:
     """Return the scores [k] of the clients `rows` [k]; see `evaluate`."""
-    ctx = with_base(algorithm, ctx, state)
+    ctx = traced_checks.with_base(algorithm, ctx, state)
     federation = ctx.federation
     splits = {
         name: federation for name in ("test", "validation") if federation.data.split(name).total

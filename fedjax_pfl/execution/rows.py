@@ -45,9 +45,7 @@ def row_devices_of(data: FederatedData, rows: Rows) -> RowDevices | None:
     data.require_rows(rows)
     if data.shards == 1:
         return None
-    count = data.num_clients
-    in_place = isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count))
-    if in_place:
+    if isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(data.num_clients)):
         return RowDevices(None, data.share)
     return RowDevices(jnp.asarray(data.shard_of(rows), jnp.int32), data.share)
 
@@ -128,6 +126,8 @@ def over_devices(
     count = jax.tree.leaves(operands)[0].shape[0]
     ours = PartitionSpec(CLIENTS)
 
+    specs = jax.tree.map(_specs, broadcast, is_leaf=lambda x: isinstance(x, FederatedData | Split))
+
     def on_one_device(*given):
         with not_shared():
             return fn(*given)
@@ -135,7 +135,7 @@ def over_devices(
     run = jax.shard_map(
         on_one_device,
         mesh=execution_mesh(execution),
-        in_specs=(ours, jax.tree.map(_specs, broadcast, is_leaf=_of_data), ours, ours),
+        in_specs=(ours, specs, ours, ours),
         out_specs=ours,
         check_vma=False,
     )
@@ -171,10 +171,6 @@ def _filled(rows: jax.Array, more: int) -> jax.Array:
     if jnp.issubdtype(rows.dtype, jax.dtypes.extended):
         return jnp.concatenate([rows, jnp.broadcast_to(rows[:1], (more, *rows.shape[1:]))])
     return jnp.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)])
-
-
-def _of_data(node: Any) -> bool:
-    return isinstance(node, FederatedData | Split)
 
 
 def _specs(node: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError, require, require_name
@@ -214,11 +213,7 @@ def holm(values: Sequence[float]) -> list[float]:
     return result.tolist()
 
 
-def ranking(
-    results: Mapping[str, Mapping[str, ResultScores]],
-    model: str = PERSONALIZED,
-    split: str = "test",
-) -> Ranking:
+def ranking(results: Mapping[str, Mapping[str, ResultScores]], model: str, split: str) -> Ranking:
     """Return the ranking of `Result.compare`."""
     names = list(next(iter(results.values()), ()))
     scores, measures = [], []

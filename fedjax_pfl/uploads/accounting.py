@@ -57,8 +57,7 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
       InputError: a value out of range, or dp-accounting is not installed.
     """
     require(0 < delta < 1, "dp_delta", delta, "in (0, 1)")
-    some = tuple(sorted(_merged(releases), key=repr))
-    return _epsilon(some, float(delta))
+    return _epsilon(tuple(sorted(_merged(releases), key=repr)), float(delta))
 
 
 def noise_for_each(

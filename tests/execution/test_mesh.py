@@ -85,9 +85,7 @@ def test_two_runs_on_two_devices_have_one_each():
     federation = toy_federation((7, 3, 1, 10), dtype="float32", devices=2)
     shared = [federation.execution.shared(n) for n in (1, 2, 3)]
     assert [one.run_groups for one in shared] == [1, 2, 1]
-    assert not federation.with_devices(
-        shared[1]
-    ).execution.deal  # clients stay on their run's device
+    assert not federation.with_devices(shared[1]).execution.deal  # clients stay on their device
 
 
 SIZES = (4, 8, 3, 5, 2)  # of five clients
