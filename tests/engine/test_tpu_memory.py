@@ -40,9 +40,8 @@ def test_lanes_are_even_shares_that_fit(lanes, model, activations, kept):
 @pytest.mark.parametrize(("lanes", "kept"), [(7, 7), (8, 4), (20, 5), (100, 5)])
 def test_lanes_of_the_cnn(lanes, kept):
     """As docs/engineering_log.md has them: five at a time have room for their padded images too."""
-    model, activations = 4_656_212, 1_486_394  # bytes of a lane with minibatches of 10
-    room = tpu_memory.ON_CHIP_BYTES["tpu"]
-    assert tpu_memory.lanes_on_chip(lanes, model, activations, room) == kept
+    sizes = 4_656_212, 1_486_394  # bytes of a lane with minibatches of 10
+    assert tpu_memory.lanes_on_chip(lanes, *sizes, tpu_memory.ON_CHIP_BYTES["tpu"]) == kept
 
 
 def test_few_steps_do_not_pay_for_turns():
