@@ -125,7 +125,8 @@ class CCVR(fedavg.FedAvg):
             return jax.tree.map(lambda p, g: p - (rate * g).astype(p.dtype), head, gradient), None
 
         def one_pass(head, epoch):
-            order = first[some.order(ctx.key_for("calibration"), epoch, valid, count)]
+            key = jax.random.fold_in(ctx.key_for("calibration"), epoch)
+            order = first[some.order(key, valid, count)]
             steps = jnp.arange(some.steps_per_epoch(count), dtype=jnp.int32)
             return lax.scan(partial(step, order), head, steps)
 

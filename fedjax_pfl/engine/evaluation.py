@@ -112,7 +112,7 @@ def score_rows(
     last = ctx.t + 1 == ctx.total_rounds
     served = algorithm.served_clients(ctx)
     here = federation.participation.present(ctx.t)
-    served = served if here is None else served & here
+    served_here = trees.take(served if here is None else served & here, rows)
     named = named_models(algorithm, ctx, state, rows)
     late = set()
     copies = TRAINED if adapt is not None and adapt.as_in_a_round else ADAPTED
@@ -127,7 +127,7 @@ def score_rows(
     for name, models in named.items():
         for split, seen_by in splits.items():
             of = "test" if split == PREVIOUS else split
-            size = federation.data.split(of).size[rows]
+            size = trees.take(federation.data.split(of).size, rows)
             twin = (id(models), split)  # a model with two names is scored once
             if twin not in seen:
                 sums, loss, more = score(seen_by, models, rows, of, plain)
@@ -137,7 +137,7 @@ def score_rows(
                         more = more | changed.metrics
                 seen[twin] = sums, loss, more
             sums, loss, more = seen[twin]
-            known = (size > 0) & served[rows] & (last if name in late else True)
+            known = (size > 0) & served_here & (last if name in late else True)
             if drift is not None and split == PREVIOUS:
                 known &= drift.phase(ctx.t)[rows] > 0
             known &= _finite(models, len(rows))  # otherwise logits of NaN would predict class 0

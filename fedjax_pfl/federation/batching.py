@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.keys import fold_all
 from fedjax_pfl.utils.typing import Key, Scalar
 
 Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
@@ -109,7 +110,7 @@ class Schedule:
 
     def expected_batch(self, size: Count) -> Count:
         """Return the expected number of samples of a minibatch (int or traced)."""
-        most = -(-size // self.batches_per_step)
+        most = ceil_div(size, self.batches_per_step)
         return most - (most - self.batch_size) * (most > self.batch_size)
 
     def slots(self, capacity: int) -> int:
@@ -127,8 +128,8 @@ class Schedule:
     def steps_per_epoch(self, size: Count) -> Count:
         """Return the steps of one epoch over `size` samples (int or traced)."""
         if self.drop_last:
-            return size // self.samples_per_step
-        return -(-size // self.samples_per_step)
+            return floor_div(size, self.samples_per_step)
+        return ceil_div(size, self.samples_per_step)
 
     def steps_per_order(self, size: Count) -> Count | int:
         """Return the steps that use one permutation (int or traced)."""
@@ -141,25 +142,22 @@ class Schedule:
             return self.epochs * per_epoch
         return self.steps * (per_epoch > 0)
 
-    def order(self, key: Key, epoch: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
-        """Return the order of an epoch, int32 [capacity]: positions 0..size-1, then the rest.
-
-        With `fresh` and `poisson`, `epoch` is the step.
-        """
+    def order(self, key: Key, size: Scalar | int, capacity: int) -> jax.Array:
+        """Return the order by an `order_key`, int32 [capacity]: positions below `size` first."""
         if not self.shuffle:
             return jnp.arange(capacity, dtype=jnp.int32)
         # A client's order depends on nothing but its own key: element i of `bits` is the same
         # whatever the capacity, and the sort is stable, so a sample wins a tie with the padding.
-        lots = _lots(key, epoch, capacity)
+        lots = _lots(key, capacity)
         padded = jnp.where(jnp.arange(capacity) < size, lots, jnp.uint32(0xFFFFFFFF))
         return jnp.argsort(padded, stable=True).astype(jnp.int32)
 
-    def drawn(self, key: Key, step: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
+    def drawn(self, key: Key, size: Scalar | int, capacity: int) -> jax.Array:
         """Return how many samples are in the Poisson minibatch of a step; they lead its `order`."""
         share = self.batch_size / jnp.maximum(jnp.asarray(size), 1).astype(jnp.float32)
         # Rounded down by more than the rounding error: the true rate is never above q.
         most = jnp.minimum(share, 1 - 2.0**-20) * (2.0**32 * (1 - 2.0**-21))
-        some = _lots(key, step, capacity) < most.astype(jnp.uint32)
+        some = _lots(key, capacity) < most.astype(jnp.uint32)
         some |= size <= self.batch_size
         return jnp.sum(some & (jnp.arange(capacity) < size), dtype=jnp.int32)
 
@@ -173,7 +171,7 @@ class Schedule:
         slots = self.slots(order.shape[0])
         first = step * slots * self.batches_per_step
         left = jnp.minimum(size - first, slots * self.batches_per_step)
-        each = -(-left // self.batches_per_step)
+        each = ceil_div(left, self.batches_per_step)
         number = jnp.arange(self.batches_per_step, dtype=jnp.int32)[:, None]
         within = jnp.arange(slots, dtype=jnp.int32)
         at = number * each + within
@@ -181,15 +179,37 @@ class Schedule:
         return order[jnp.minimum(first + at, order.shape[0] - 1)], valid
 
 
-def _lots(key: Key, epoch: Scalar | int, capacity: int) -> jax.Array:
+def floor_div(a: Count, b: Count | int) -> Count:
+    """Return a // b of whole numbers that are not negative.
+
+    Compiled programs have one instruction for it, and a dozen for `//`, which knows signs.
+    """
+    if not isinstance(a, jax.Array):
+        return a // b
+    return jax.lax.div(*jnp.broadcast_arrays(a, jnp.asarray(b, a.dtype)))
+
+
+def ceil_div(a: Count, b: Count | int) -> Count:
+    """Return a / b of whole numbers, rounded up; a + b must not exceed their type."""
+    return floor_div(a + (b - 1), b)
+
+
+def _lots(key: Key, capacity: int) -> jax.Array:
     """Return the random numbers by which a client's samples are ordered, uint32 [capacity]."""
-    return jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
+    return jax.random.bits(key, (capacity,), jnp.uint32)
 
 
-def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
-    """Return (key of epochs' orders, key of steps' randomness) of a client in a round."""
-    key = jax.random.fold_in(key, client_id)
-    return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+def order_key(key: Key, client_id: Scalar | int, epoch: Scalar | int) -> Key:
+    """Return the key of the order of a client's samples in an epoch of the round with this key.
+
+    With `fresh` and `poisson`, `epoch` is the step.
+    """
+    return fold_all(key, client_id, 0, epoch)
+
+
+def step_key(key: Key, client_id: Scalar | int, step: Scalar | int) -> Key:
+    """Return the key of a client's local step in the round with this key."""
+    return fold_all(key, client_id, 1, step)
 
 
 def batch_indices(
@@ -210,11 +230,11 @@ def batch_indices(
       without padding.
     """
     size, capacity = int(split.size[row]), split.capacity
-    order_key, _ = client_key(key, client_id)
     own, steps = np.asarray(split.index)[int(split.offset[row]) :], []
     for k in range(cursor, cursor + int(schedule.total_steps(size))):
+        number = np.int32(client_id)
         found = jax.device_get(
-            _positions(schedule, order_key, np.int32(k), np.int32(size), capacity)
+            _positions(schedule, key, number, np.int32(k), np.int32(size), capacity)
         )
         steps.append([own[at[valid]] for at, valid in zip(*found, strict=True)])
     return steps
@@ -222,10 +242,11 @@ def batch_indices(
 
 @partial(jax.jit, static_argnames=("schedule", "capacity"))
 def _positions(
-    schedule: Schedule, key: Key, step: Scalar, size: Scalar, capacity: int
+    schedule: Schedule, key: Key, client_id: Scalar, step: Scalar, size: Scalar, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
     """Return one step's (positions in the client's list, valid), both [batches_per_step, B]."""
     per_order = schedule.steps_per_order(size)
-    order = schedule.order(key, step // per_order, size, capacity)
-    count = schedule.drawn(key, step, size, capacity) if schedule.poisson else size
+    own = order_key(key, client_id, step // per_order)
+    order = schedule.order(own, size, capacity)
+    count = schedule.drawn(own, size, capacity) if schedule.poisson else size
     return schedule.positions(order, step % per_order, count)

@@ -248,7 +248,7 @@ class Participation:
         if size < num_clients:
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
         delay = jnp.asarray(self.delay)[rows]
-        times = _times(t, delay, self.schedule)
+        times = _punctual(t, size) if self.punctual else _times(t, delay, self.schedule)
         if size < num_clients:
             times["earlier_starts"] = jnp.zeros_like(delay)
         if self.poisson is not None:
@@ -268,6 +268,13 @@ class Participation:
             keeps_failed=False,
             **times,
         )
+
+
+def _punctual(t: jax.Array, size: int) -> dict[str, jax.Array]:
+    """Return `_times` of clients without delay."""
+    always, none = jnp.ones((size,), bool), jnp.zeros((size,), jnp.int32)
+    times = {"starts": always, "arrives": always, "mask": always, "staleness": none, "phase": none}
+    return times | {"earlier_starts": jnp.broadcast_to(jnp.asarray(t, jnp.int32), (size,))}
 
 
 def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array]:

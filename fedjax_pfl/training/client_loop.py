@@ -12,7 +12,7 @@ from fedjax_pfl.data.federated import Batch, FederatedData, Split
 from fedjax_pfl.execution.packed_vmap import Loop, run_loops
 from fedjax_pfl.execution.rows import row_devices_of
 from fedjax_pfl.federation.augmentation import Augmentation, augmented
-from fedjax_pfl.federation.batching import Schedule, client_key
+from fedjax_pfl.federation.batching import Schedule, floor_div, order_key, step_key
 from fedjax_pfl.federation.client import Calls, Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils import keys, trees
@@ -143,9 +143,6 @@ class _ClientLoop:
             calls=calls,
         )
 
-    def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:
-        return client_key(self.common.key, self.common.data.ids[lane.row])
-
     def _first(self, lane: _Lane, common: _Common) -> Tree:
         return common.carry if self.together else lane.carry
 
@@ -161,25 +158,24 @@ class _ClientLoop:
 
     def _enter(self, lane: _Lane, at: _Position) -> _Position:
         span = self._span(lane)
-        epoch = at.k // span.per_order
-        order_key, _ = self._keys(lane)
-        part = self.common.part
-        positions = self.schedule.order(order_key, epoch, span.size, part.capacity)
+        epoch = floor_div(at.k, span.per_order)
+        part, data = self.common.part, self.common.data
+        key = order_key(self.common.key, data.ids[lane.row], epoch)
+        positions = self.schedule.order(key, span.size, part.capacity)
         positions = jnp.where(positions < span.size, positions, 0)
-        order = self.common.data.pool_indices(part, lane.row, positions)  # once, not in each step
+        order = data.pool_indices(part, lane.row, positions)  # once, not in each step
         end = jnp.minimum((epoch + 1) * span.per_order, span.stop)
         if self.schedule.poisson:
-            drawn = self.schedule.drawn(order_key, epoch, span.size, part.capacity)
+            drawn = self.schedule.drawn(key, span.size, part.capacity)
             at = at._replace(drawn=drawn)
         return at._replace(end=end, order=order)
 
     def _step(self, lane: _Lane, common: _Common, at: _Position) -> _Position:
         span = self._span(lane)
-        within = at.k - at.k // span.per_order * span.per_order
+        within = at.k - floor_div(at.k, span.per_order) * span.per_order
         count = span.size if at.drawn is None else at.drawn
         pool, valid = self.schedule.positions(at.order, within, count)
-        _, step_key = self._keys(lane)
-        rng = jax.random.fold_in(step_key, at.k)
+        rng = step_key(self.common.key, self.common.data.ids[lane.row], at.k)
         batches = tuple(
             self._fetch(lane, pool[m], valid[m], rng, m)
             for m in range(self.schedule.batches_per_step)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.batching import client_key
+from fedjax_pfl.federation.batching import step_key
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS
 from fedjax_pfl.utils import keys
@@ -33,4 +33,4 @@ def batches_of_a_step(federation, schedule=None):
         )
         for pool in step
     ]
-    return batches, jax.random.fold_in(client_key(key, 0)[1], 0)
+    return batches, step_key(key, 0, 0)

@@ -26,7 +26,8 @@ def draws_of(one):
         virtual = keys.of_round(case.key, "virtual", t)
         drawn.append(np.asarray(jax.random.normal(virtual, (CLASSES, per_class, WIDTH))))
         key = keys.of_round(case.key, "calibration", t)
-        orders.append([np.asarray(order(key, e, count, count)) for e in range(epochs)])
+        of_epochs = [jax.random.fold_in(key, e) for e in range(epochs)]
+        orders.append([np.asarray(order(own, count, count)) for own in of_epochs])
     every = one.settings.get("every", False)
     return {"drawn": drawn, "orders": orders, "size": SIZE, "every": every}
 

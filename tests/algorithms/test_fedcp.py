@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.federation.batching import client_key
+from fedjax_pfl.federation.batching import step_key
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
@@ -22,18 +22,18 @@ algorithm = maker("fedcp")
 def noises_of(case, batches, purpose="train"):
     """The policy's noise in each step, as the library draws it: [t][i][k] [n, 2, 5]."""
 
-    def of_step(key, k, count):
-        rng = jax.random.fold_in(jax.random.fold_in(key, k), 7)
+    def of_step(key, i, k, count):
+        rng = jax.random.fold_in(step_key(key, i, k), 7)
         size = case.federation.schedule.batch_size
         return np.asarray(jax.random.gumbel(rng, (size, 2, 5), jnp.float64))[:count]
 
     drawn = []
     for t, of_round in enumerate(batches):
         key = keys.of_round(case.key, purpose, t)
-        steps = [client_key(key, int(i))[1] for i in case.federation.data.ids]
+        ids = [int(i) for i in case.federation.data.ids]
         drawn.append(
             [
-                [of_step(steps[i], k, len(batch)) for k, batch in enumerate(own)]
+                [of_step(key, ids[i], k, len(batch)) for k, batch in enumerate(own)]
                 for i, own in enumerate(of_round)
             ]
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.batching import client_key
+from fedjax_pfl.federation.batching import step_key
 from fedjax_pfl.testing.toys import states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
@@ -42,8 +42,7 @@ def draws_of(case):
             size = SMALL["generator_batch"]
             return [jax.device_get(drawn(one, counts, size)) for one in steps]
         key = keys.of_round(case.key, "train", jnp.int32(t))
-        steps = client_key(key, int(case.federation.data.ids[i]))[1]
-        rng = jax.random.fold_in(jax.random.fold_in(steps, k), 7)
+        rng = jax.random.fold_in(step_key(key, int(case.federation.data.ids[i]), k), 7)
         return jax.device_get(drawn(rng, counts, case.federation.schedule.batch_size))
 
     return draw

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.algorithms.floco import projected
-from fedjax_pfl.federation.batching import client_key
+from fedjax_pfl.federation.batching import step_key
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
@@ -23,8 +23,8 @@ def draws_of(case, batches, purpose="train"):
     """What each step draws, as the library does: [t][i][k] (exponential, direction, share)."""
 
     @jax.jit
-    def of_step(key, k):
-        key = jax.random.fold_in(jax.random.fold_in(key, k), 1)
+    def of_step(key, i, k):
+        key = jax.random.fold_in(step_key(key, i, k), 1)
         way, radius = jax.random.split(key)
         shape, dtype = (CORNERS,), jnp.float64
         return (
@@ -36,9 +36,9 @@ def draws_of(case, batches, purpose="train"):
     drawn = []
     for t, of_round in enumerate(batches):
         key = keys.of_round(case.key, purpose, t)
-        steps = [client_key(key, int(i))[1] for i in case.federation.data.ids]
+        ids = np.asarray(case.federation.data.ids)
         walked = [
-            [jax.device_get(of_step(steps[i], np.int32(k))) for k in range(len(own))]
+            [jax.device_get(of_step(key, ids[i], np.int32(k))) for k in range(len(own))]
             for i, own in enumerate(of_round)
         ]
         drawn.append(walked)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_pfl import InputError
 from fedjax_pfl.data.federated import make_split
-from fedjax_pfl.federation.batching import COUNT_LIMIT, MAX_STEPS
+from fedjax_pfl.federation.batching import COUNT_LIMIT, MAX_STEPS, order_key
 from fedjax_pfl.training import Schedule, batch_indices
 
 KEY = jax.random.key(0)
@@ -36,22 +36,23 @@ def test_number_of_steps(schedule, steps):
 
 
 def test_order_is_a_permutation_of_the_clients_samples_first():
-    order = np.asarray(Schedule().order(KEY, 0, 6, 10))
+    order = np.asarray(Schedule().order(KEY, 6, 10))
     assert sorted(order[:6]) == list(range(6)) and sorted(order) == list(range(10))
     assert (order[:6] != np.arange(6)).any()
-    assert (np.asarray(Schedule().order(KEY, 1, 6, 10))[:6] != order[:6]).any()
+    other = Schedule().order(jax.random.key(1), 6, 10)
+    assert (np.asarray(other)[:6] != order[:6]).any()
 
 
 @pytest.mark.parametrize("capacity", [6, 7, 100, 1001])
 def test_order_does_not_depend_on_the_largest_client(capacity):
-    first = np.asarray(Schedule().order(KEY, 0, 6, 6))
-    np.testing.assert_array_equal(np.asarray(Schedule().order(KEY, 0, 6, capacity))[:6], first)
+    first = np.asarray(Schedule().order(KEY, 6, 6))
+    np.testing.assert_array_equal(np.asarray(Schedule().order(KEY, 6, capacity))[:6], first)
     assert sorted(first) == list(range(6))
 
 
 def test_orders_are_uniform():
     keys = jax.random.split(KEY, 600)
-    orders = jax.jit(jax.vmap(lambda key: Schedule().order(key, 0, 3, 5)))(keys)
+    orders = jax.jit(jax.vmap(lambda key: Schedule().order(key, 3, 5)))(keys)
     _, counts = np.unique(np.asarray(orders)[:, :3], axis=0, return_counts=True)
     assert len(counts) == 6 and counts.min() > 60 and counts.max() < 140  # 100 expected
 
@@ -102,7 +103,7 @@ def test_fresh_batches_are_the_first_of_an_order_of_their_own():
     )
     drawn = np.bincount(np.concatenate(walk) - 10)
     assert drawn.min() > 20 and drawn.max() < 50  # 34 expected
-    order = schedule.order(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 5, 7, 7)
+    order = schedule.order(order_key(KEY, 0, 5), 7, 7)
     np.testing.assert_array_equal(walk[5], 10 + np.asarray(order)[:4])
     short = batch_indices(Schedule(batch_size=9, fresh=True), split, key, 0, 0)
     assert [sorted(batch.tolist()) for (batch,) in short] == [list(range(10, 17))]
@@ -183,8 +184,8 @@ def test_poisson_batches_have_each_sample_independently():
     @jax.jit
     def batches(keys, size):
         def one(key):
-            order = schedule.order(key, 0, size, capacity)
-            drawn = schedule.drawn(key, 0, size, capacity)
+            order = schedule.order(key, size, capacity)
+            drawn = schedule.drawn(key, size, capacity)
             at, valid = schedule.positions(order, 0, drawn)
             return jnp.zeros(capacity, int).at[at[0]].add(valid[0])  # how often each sample is in
 
