@@ -5,10 +5,12 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("run")
 
+import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from rich.console import Console
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path
+from fedjax_pfl.engine.progress import Line
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.notes import named
 
@@ -87,15 +90,30 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         facts = provenance.describe(experiment)
         try:
             with Stopper() as stop:
+                compiled: dict[str, float] = {}
                 for name in config.instances:
                     if name in pending:
-                        result = run_algorithm(experiment, name, facts, stop)
+                        if name not in compiled:
+                            compiled |= _compiled(experiment, pending[pending.index(name) :])
+                        result = run_algorithm(experiment, name, facts, stop, compiled[name])
                         results |= {} if result is None else {name: result}
                     processes.on_first(partial(_finish, experiment, name, results))
         except (Stopped, KeyboardInterrupt) as error:
             return interrupted(error, stop, results, output)
         processes.on_first(lambda: _write_comparison(experiment, results, facts))
     return 0 if quiet or not processes.is_first() else report(results, config, output)
+
+
+def _compiled(experiment: Experiment, pending: Sequence[str]) -> dict[str, float]:
+    """Compile the next algorithms' programs, one on each core; return the seconds of each."""
+    seeds = experiment.config.seeds[: max(experiment.folder.blocks)]
+    adapt, simulations = experiment.config.adaptation, {}
+    for name in pending[: os.cpu_count()]:
+        simulations[name] = experiment.simulation(name, seeds, adapt=adapt)
+    line = Line(", ".join(simulations))
+    pfl.compile_all(simulations.values())
+    line.on_run_end()
+    return {name: one.compile_seconds for name, one in simulations.items()}
 
 
 def _finish(experiment: Experiment, name: str, results: dict[str, pfl.Result]) -> None:

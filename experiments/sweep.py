@@ -89,6 +89,12 @@ def run_program(program: Program, output: Path, stop: Stopper) -> pfl.Result:
             "continue it."
         )
     experiment = prepare(inputs, Folder(str(output)), runs=config.num_seeds * len(program.inside))
+    simulation = experiment.simulation(
+        program.algorithm,
+        config.seeds,
+        settings=program.settings or None,
+        adapt=adaptation(config),
+    )
     result = simulate(
         experiment,
         program.algorithm,
@@ -96,10 +102,8 @@ def run_program(program: Program, output: Path, stop: Stopper) -> pfl.Result:
         output / algorithm_folders.CHECKPOINTS / program.folder,
         program.folder,
         stop,
-        seeds=config.seeds,
-        settings=program.settings or None,
+        simulation,
         matrix_rounds=[],
-        adapt=adaptation(config),
     )
     result = replace(result, final=None)
     part = folder.with_name(f".part-{folder.name}")

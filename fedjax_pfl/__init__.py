@@ -19,7 +19,7 @@ from fedjax_pfl.data import (
 )
 from fedjax_pfl.engine import Callback, Checkpoints, LiveCurves, Progress, Simulation
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
-from fedjax_pfl.engine.simulate import simulate
+from fedjax_pfl.engine.simulate import compile_all, simulate
 from fedjax_pfl.federation import options
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
@@ -51,6 +51,7 @@ __all__ = [
     "Task",
     "__version__",
     "algorithms",
+    "compile_all",
     "core",
     "data",
     "dataset_from_arrays",

@@ -78,6 +78,7 @@ class Experiment(Inputs):
             self.config.instances[algorithm],
             self.federation_of(algorithm),
             **({} if seeds is None else {"seeds": seeds}),
+            eval_every=self.config.eval_every,
             score_clients=self.config.scored_clients,
             **options,
         )

@@ -78,21 +78,19 @@ def simulate(
     checkpoints: Path,
     shown: str,
     stop: Callable[..., bool],
+    simulation: pfl.Simulation,
     *,
-    seeds: Sequence[int],
-    settings: Mapping[str, Sequence] | None = None,
     extendable: bool = False,
     **options: Any,
 ) -> pfl.Result:
-    """Simulate an algorithm, from its latest checkpoint if any.
+    """Run an algorithm's simulation, from its latest checkpoint if any.
 
     Args:
       place: its name in the folder, or that of a sweep's program.
       checkpoints: their folder.
       shown: its name in the lines of its progress.
-      settings: swept inside the program.
       extendable: whether a state is kept that more rounds continue.
-      options: further ones of `pfl.simulate`.
+      options: further ones of `Simulation.run`.
 
     Returns:
       The result, with remarks for its row.
@@ -101,23 +99,18 @@ def simulate(
       Stopped: the simulation was asked to end.
     """
     config = experiment.config
-    algorithm = config.instances[name]
-    facts = experiment.identity | vars(algorithm)
-    streams = tracking.Tracking(config, experiment.output, place, facts, settings, seeds)
+    facts = experiment.identity | vars(simulation.algorithm)
+    streams = tracking.Tracking(
+        config, experiment.output, place, facts, simulation.settings, simulation.seeds
+    )
 
     def follow(chunk: pfl.Progress) -> None:
         processes.on_first(lambda: streams.follow(chunk))
 
     saved = pfl.Checkpoints(checkpoints, config.checkpoint_seconds, extendable=extendable)
     with distributed.in_first_process(lambda: streams), contextlib.closing(saved):
-        result = pfl.simulate(
-            algorithm,
-            experiment.federation_of(name),
+        result = simulation.run(
             config.rounds,
-            seeds=seeds,
-            settings=settings,
-            eval_every=config.eval_every,
-            score_clients=config.scored_clients,
             progress=Line(shown),
             callbacks=[ProgressCallback(follow)],
             checkpoints=saved,
@@ -145,11 +138,13 @@ def run_algorithm(
     name: str,
     facts: Mapping[str, Any],
     stop: Callable[..., bool],
+    compile_seconds: float = 0.0,
 ) -> pfl.Result | None:
     """Simulate the seeds that an algorithm's folder lacks, and write the folder anew.
 
     Args:
       facts: of `provenance.describe`.
+      compile_seconds: what `compile_all` took for it before.
 
     Returns:
       The result; None where it joins several blocks of seeds and is in its folder.
@@ -163,7 +158,9 @@ def run_algorithm(
     for seeds in missing:
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
         shown = f"{name}, {which}" if several else name
-        block = _simulate_block(experiment, name, seeds, shown, stop)
+        simulation = experiment.simulation(name, seeds, adapt=config.adaptation)
+        simulation.compile_seconds, compile_seconds = compile_seconds, 0.0
+        block = _simulate_block(experiment, name, shown, stop, simulation)
         if several and block.models is not None:
             block = block._replace(models=algorithm_folders.as_read(block.models))
         made.append(block)
@@ -189,12 +186,12 @@ def run_algorithm(
 def _simulate_block(
     experiment: Experiment,
     name: str,
-    seeds: Sequence[int],
     shown: str,
     stop: Callable[..., bool],
+    simulation: pfl.Simulation,
 ) -> Block:
     """Simulate an algorithm with some of the seeds."""
-    config, output = experiment.config, experiment.output
+    config, output, seeds = experiment.config, experiment.output, simulation.seeds
     result = simulate(
         experiment,
         name,
@@ -202,10 +199,9 @@ def _simulate_block(
         algorithm_folders.checkpoint_folder(output, name, seeds, config.seeds[0]),
         shown,
         stop,
-        seeds=seeds,
+        simulation,
         extendable=config.keep_state,
         matrix_rounds=config.recorded_rounds,
-        adapt=config.adaptation,
     )
     models = final_models(result) if config.save_models else None
     rows = None

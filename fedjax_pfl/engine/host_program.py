@@ -38,7 +38,7 @@ from fedjax_pfl.engine.compiled import (
     Chunk,
     advance,
     cohort_rows,
-    first_leaves,
+    first_leaves_of,
     initial_state,
     models,
     scores,
@@ -193,15 +193,24 @@ class HostProgram(Program):
 
     # Rounds.
 
+    @property
+    def _start(self) -> Any:
+        return first_leaves_of(self.federation.execution.platform)
+
+    @property
+    def _first_operands(self) -> tuple:
+        return self.runs, self.transfers.shell, np.int32(self.rounds)
+
+    def _first_lowered(self) -> jax.stages.Lowered:
+        return self._start.lower(*self._first_operands, layout=self.layout)
+
     def start(self) -> HostStates:
         """Return the states before the first round.
 
         Raises:
           OutputError: there is no room for a file that is needed.
         """
-        device, first = first_leaves(
-            self.runs, self.transfers.shell, np.int32(self.rounds), layout=self.layout
-        )
+        device, first = self._start(*self._first_operands, layout=self.layout)
         written = self.federation.participation.cohort_size * self.rounds
         clients = self.federation.num_clients
         limit = (physical() or float("inf")) * state_store.MEMORY

@@ -1,20 +1,20 @@
 """Reduction of lanes, or offloading of state, to fit a program into memory."""
 
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 
 import jax
 
 from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.memory import available
-from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.program import NO_ROOM, Program
 from fedjax_pfl.engine.tpu_memory import with_lanes_on_chip
 from fedjax_pfl.execution import processes
 from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError, gigabytes
-
-NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
 
 
 def available_to(federation: Federation) -> int | None:
@@ -32,6 +32,18 @@ def check_held(program: Program, limit: int | None) -> None:
     moved = _offloaded(program)
     if moved is None or moved.held().total > limit:
         raise _refusal(program, limit, f"at least {held}")
+
+
+def compile_in(pool: Executor, program: Program) -> Callable[[], float]:
+    """Begin to compile a program in the threads of a pool, for `fit_memory` to find.
+
+    Returns:
+      A function that waits, and returns the seconds of tracing and compiling.
+    """
+    program, limit = _placed(with_lanes_on_chip(program)), available_to(program.federation)
+    if limit is not None and program.held().total > limit:  # `fit_memory` finds another form
+        return lambda: 0.0
+    return program.compile_in(pool)
 
 
 def fit_memory(program: Program, limit: int | None) -> Program:

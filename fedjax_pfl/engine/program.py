@@ -1,6 +1,8 @@
 """Compiled program of a simulation: its mapped, traced and donated arguments."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +31,8 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Device, Stack, State, Tree
+
+NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
 
 
 class Lowered(NamedTuple):
@@ -127,15 +131,38 @@ class Program:
     @property
     def _shapes(self) -> State:
         """The states' shapes and shardings."""
-        total = np.int32(self.rounds)
-        return placed(
-            jax.eval_shape(compiled.start, self.runs, self.federation, total), self.federation
-        )
+        return placed(self._start.eval_shape(*self._first_operands), self.federation)
+
+    @property
+    def _start(self) -> Any:
+        return compiled.starter(self.federation.execution.platform)
+
+    @property
+    def _first_operands(self) -> tuple:
+        return self.runs, self.federation, np.int32(self.rounds)
+
+    def _first_lowered(self) -> jax.stages.Lowered:
+        return self._start.lower(*self._first_operands)
+
+    def compile_in(self, pool: Executor) -> Callable[[], float]:
+        """Begin to compile what `start` and `advance` call; JAX keeps it.
+
+        Here it is traced, and in the threads of a pool compiled, which needs no Python.
+
+        Returns:
+          A function that waits, and returns the seconds of tracing and compiling.
+        """
+        began = time.perf_counter()
+        compiling = [pool.submit(_compile_seconds, self._first_lowered())]
+        for call in self.calls():
+            compiling.append(pool.submit(_compile_seconds, call.trace().lower()))
+        seconds = time.perf_counter() - began
+        return lambda: seconds + sum(one.result() for one in compiling)
 
     def start(self) -> State:
         """Return the states before the first round, leaves [R, ...]."""
         with lost_process_errors():
-            return compiled.start(self.runs, self.federation, np.int32(self.rounds))
+            return self._start(*self._first_operands)
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
         """Lower the program for described devices, as many as the execution has.
@@ -150,9 +177,8 @@ class Program:
         with described_devices(devices):
             _, runs, federation, *numbers = shapes_on(home, self._operands(None, 0, 0))
             total = numbers[2]
-            states = shapes_on(home, jax.eval_shape(compiled.start, runs, federation, total))
-            states = placed(states, self.federation)
-            start = compiled.start.trace(runs, federation, total)
+            start = self._start.trace(runs, federation, total)
+            states = placed(shapes_on(home, start.out_info), self.federation)
             rounds = compiled.advance.trace(states, runs, federation, *numbers, **self._options)
             return Lowered(start.lower(), rounds.lower(), self.federation)
 
@@ -215,3 +241,13 @@ class Program:
     @property
     def _options(self) -> dict[str, Any]:
         return {"capacity": self.capacity, "adapt": self.adapt, "scored": self.scored}
+
+
+def _compile_seconds(lowered: jax.stages.Lowered) -> float:
+    began = time.perf_counter()
+    try:
+        lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if NO_ROOM not in str(error):  # `memory_fit` takes fewer lanes
+            raise
+    return time.perf_counter() - began

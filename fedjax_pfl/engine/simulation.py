@@ -1,6 +1,7 @@
 """Simulations as objects, to check, step through, run and continue."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.memory import Memory
-from fedjax_pfl.engine.memory_fit import available_to, check_held, fit_memory
+from fedjax_pfl.engine.memory_fit import available_to, check_held, compile_in, fit_memory
 from fedjax_pfl.engine.program import Lowered, Program
 from fedjax_pfl.engine.round_state import ENDLESS, RoundState, initial_round_state
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
@@ -73,6 +74,7 @@ class Simulation:
         self.seeds, self.settings = seeds, settings
         self._options = {"eval_every": eval_every, "adapt": adapt, "score_clients": score_clients}
         self._past: RoundState | None = None
+        self.compile_seconds = 0.0  # of `compile_all`
 
     @checked
     def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
@@ -283,6 +285,11 @@ class Simulation:
             checkpoints.remove_if_empty()
         self._past = state
         return state.result()
+
+    @short_locations()
+    def compile_in(self, pool: Executor) -> Callable[[], float]:
+        """Begin to compile a run's programs in the threads of a pool; see `Program.compile_in`."""
+        return compile_in(pool, self._program())
 
     def _program(
         self,

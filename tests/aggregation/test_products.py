@@ -117,7 +117,7 @@ def test_a_round_has_no_other_product(name):
         pytest.skip("its network has batch normalization, which sums by a product")
     federation = toy_for(algorithm, model=Network(), dtype="float32")
     made = checked_program(algorithm, federation, 2)
-    states = jax.eval_shape(compiled.start, made.runs, made.federation, np.int32(2))
+    states = made._shapes
     traced = compiled.advance.trace(*made._operands(states, 0, 0), **made._options)
     result = [one for one in equations(traced.jaxpr.jaxpr) if one.primitive.name == "dot_general"]
     for one in result:
