@@ -71,7 +71,7 @@ class Experiment(Inputs):
         return self.federation.with_training(**own) if own else self.federation
 
     def simulation(
-        self, algorithm: str, seeds: tuple[int, ...] | range | None = None, **options: Any
+        self, algorithm: str, seeds: Sequence[int] | None = None, **options: Any
     ) -> pfl.Simulation:
         """Return the simulation of an algorithm, by default with all seeds."""
         return pfl.Simulation(
