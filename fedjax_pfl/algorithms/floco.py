@@ -99,10 +99,10 @@ class Floco(fedavg.FedAvg):
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
     def round(self, ctx, state):
-        due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
-        asked = due & ctx.reachable()
+        none = jnp.zeros((ctx.num_clients,), jnp.int32)
+        asked = self.is_due(ctx) & ctx.reachable()
         own = state.private["params"][POINT]
-        own = ctx.when(due, lambda: self.points(ctx, state), lambda: own, at_most=lambda rounds: 1)
+        own = ctx.when(self.is_due, lambda: self.points(ctx, state), lambda: own)
         private = {**state.private, "params": {**state.private["params"], POINT: own}}
         after, record = super().round(ctx, replace(state, private=private))
         sent = kernels(state.server["params"]).size
@@ -114,6 +114,9 @@ class Floco(fedavg.FedAvg):
             record, down=record.down + asked[:, None], clients=record.clients | further
         )
         return after, record
+
+    def is_due(self, ctx):
+        return ctx.t == self.begin(ctx)
 
     def begin(self, ctx):
         """Return the round, from 0, before which clients get their points."""

@@ -26,9 +26,11 @@ class Corrected(core.Trained):
 
     Attributes:
       controls: c_i^+, [M, ...]; unchanged for members that are absent, diverged or took no step.
+      changes: c_i^+ - c_i as the server received them, [M, ...].
     """
 
     controls: Any = None
+    changes: Any = None
 
 
 @core.algorithm("scaffold")
@@ -75,8 +77,9 @@ class Scaffold(fedavg.FedAvg):
         # A client without a step has no mean gradient, and uploads no change.
         moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
         new = trees.where(moved, trained.gradient, controls)
-        controls = ctx.upload(new, controls, "controls", trained.cohort)
-        return Corrected(trained.models, trained.cohort, trained.loss, controls=controls)
+        new, changes = ctx.upload_changes(new, controls, "controls", trained.cohort)
+        models, cohort, loss = trained.models, trained.cohort, trained.loss
+        return Corrected(models, cohort, loss, controls=new, changes=changes)
 
     def weigh(self, ctx, state, sent):
         return mixing.normalize(sent.cohort.mask.astype(sent.loss.dtype)), state  # 1/M
@@ -95,10 +98,9 @@ class Scaffold(fedavg.FedAvg):
     def server_control(self, ctx, state: State, weights, sent: Corrected):
         """Return c + (1/N) sum over members of (c_i^+ - c_i)."""
         return jax.tree.map(
-            lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,
+            lambda c, moved: c + jnp.sum(moved, axis=0) / ctx.num_clients,
             state.control,
-            sent.controls,
-            sent.cohort.gather(state.controls),
+            sent.changes,
         )
 
     def record(self, ctx, trained, weights, **noted):

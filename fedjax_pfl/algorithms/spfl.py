@@ -106,16 +106,17 @@ class Spfl(core.Algorithm):
         models = ctx.replicate(ctx.initial_model())
         return State(models, models, zero)
 
+    def is_due(self, ctx):
+        return ctx.t % self.gamma == 0
+
     def train(self, ctx, models, cohort=None, purpose=None):
         return ctx.train(models, cohort, purpose, updates_per_batch=self.local_updates)
 
     def round(self, ctx, state):
-        due = ctx.t % self.gamma == 0
         models, cosines = ctx.when(
-            due,
+            self.is_due,
             lambda: self._routine(ctx, state),
             lambda: (state.models, state.cosines),
-            at_most=lambda rounds: -(-rounds // self.gamma),
         )
         received = ctx.cohort.gather(models)
         trained, cohort, loss = self.train(ctx, received)
@@ -127,7 +128,7 @@ class Spfl(core.Algorithm):
             cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines
         )
         record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
-        asked = (due & ctx.cohort_of().mask)[:, None]
+        asked = (self.is_due(ctx) & ctx.cohort_of().mask)[:, None]
         # Clients outside the cohort take part in the routine too.
         return new_state, replace(record, up=record.up + asked, down=record.down + asked)
 

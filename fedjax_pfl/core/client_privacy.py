@@ -76,10 +76,10 @@ def check_uploads_differ(
             f"({', '.join(map(repr, names))}), with the same noise: give each ctx.upload another "
             "`what`."
         )
-    if observer.sums > len(names):
+    if observer.amplified and observer.sums > len(names):
         raise UncountedRelease(
             f"A round of {algorithm.name} adds uploads up {observer.sums} times and uploads "
-            f"{len(names)} times, and noise is of one sum of each: take dp_placement='local'."
+            f"{len(names)} times, and several sums tell who was drawn: take dp_placement='local'."
         )
 
 

@@ -21,6 +21,7 @@ from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
 from fedjax_pfl.training.sample_features import SampleFeatures, sample_features
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import (
     Matrix,
@@ -203,10 +204,9 @@ class Context(ContextUploads):
 
     def when(
         self,
-        condition: Scalar,
+        condition: Scalar | Callable[["Context"], Scalar],
         action: Callable[[], Any],
         otherwise: Callable[[], Any],
-        at_most: Callable[[int], int] | None = None,
     ) -> Any:
         """Return `action()` in rounds in which the condition holds, and `otherwise()` in others.
 
@@ -214,11 +214,13 @@ class Context(ContextUploads):
         uploads are counted.
 
         Args:
-          condition: bool [].
+          condition: bool []; or `condition(ctx)`, which reads nothing but `ctx.t` and
+            `ctx.num_rounds`: a `dp_epsilon` is divided over the rounds in which it holds.
           action, otherwise: functions without arguments.
-          at_most: `at_most(rounds)` is the largest number of rounds in which the condition holds,
-            over which a `dp_epsilon` is divided; all of them by default.
         """
+        at_most = None
+        if callable(condition):
+            at_most, condition = partial(_rounds_of, condition), condition(self)
         if self.observer is None or not self.observer.counts_here:
             return jax.lax.cond(condition, action, otherwise)
         branches = (
@@ -421,3 +423,23 @@ class Context(ContextUploads):
             return record
         concept = drift.concepts[jnp.arange(self.num_clients), drift.phase(self.t)]
         return replace(record, clients=record.clients | {"concept": concept})
+
+
+def _rounds_of(condition: Callable[[Context], Scalar], rounds: int) -> int:
+    """Return in how many of `rounds` rounds a condition of `Context.when` holds.
+
+    Raises:
+      InputError: it depends on more than the round and the number of rounds.
+    """
+    nothing: Any = None
+
+    def holds(t):
+        return condition(Context(nothing, nothing, t, jnp.int32(rounds), nothing))
+
+    try:
+        return int(jnp.sum(jax.vmap(holds)(jnp.arange(rounds, dtype=jnp.int32))))
+    except (AttributeError, TypeError, jax.errors.UnexpectedTracerError) as error:
+        raise InputError(
+            "A condition of ctx.when that is a function must read nothing but ctx.t and "
+            f"ctx.num_rounds, and this one raised {type(error).__name__}: give its value instead."
+        ) from error

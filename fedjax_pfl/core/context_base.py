@@ -27,7 +27,7 @@ class ContextBase:
       key: the run's key; keys of single uses are derived from (purpose, t, permanent client id).
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
-      total_rounds: int32, the number of rounds; traced. Algorithms read it as `num_rounds`, which
+      _total_rounds: int32, the number of rounds; traced. Algorithms read it as `num_rounds`, which
         notes that they do.
       cohort: the clients that take part.
       observer: counts a round's forward passes and local steps, or None.
@@ -48,7 +48,7 @@ class ContextBase:
     federation: Federation
     key: Key
     t: Scalar
-    total_rounds: Scalar
+    _total_rounds: Scalar
     cohort: Cohort
     observer: RoundObserver | None = None
     optimizers: Optimizers | None = None
@@ -72,7 +72,7 @@ class ContextBase:
         """
         if self.asked is not None:
             self.asked.add("num_rounds")
-        return self.total_rounds
+        return self._total_rounds
 
     @property
     def plan(self) -> LeafPlan:
@@ -92,7 +92,7 @@ class ContextBase:
     @property
     def learning_rate(self) -> Scalar:
         """The local learning rate of this round."""
-        return self.federation.training.rate(self.t, self.total_rounds)
+        return self.federation.training.rate(self.t, self._total_rounds)
 
     def key_for(self, purpose: str) -> Key:
         """Return this round's key for a purpose; it is the same for all algorithms."""

@@ -49,6 +49,10 @@ class ContextUploads(ContextBase):
           cohort: who sends, without those whose training failed; the round's cohort by default.
           compressed: False for uploads that are recorded as `numbers_up` instead of as copies of
             the model's blocks; compressors leave them as they are.
+
+        Returns:
+          What the server receives, [M, ...]. Under distributed noise it receives sums alone: the
+          difference to the reference is the members' mean in each row.
         """
         cohort, private = self.cohort if cohort is None else cohort, None
         privacy = self.federation.privacy
@@ -58,9 +62,7 @@ class ContextUploads(ContextBase):
                 f"The upload {what!r} in {self.outside} {UNCOUNTED}: call ctx.upload in a round."
             )
         if self.observer is not None:
-            leaves = jax.tree.leaves(values)
-            counts = any(not jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves)
-            self.observer.record_upload(Upload(what, compressed, counts), cohort, costs)
+            self.observer.record_upload(Upload(what, compressed), cohort, costs)
         stage = self.federation.uploads
         if stage is None:
             return values
@@ -75,7 +77,7 @@ class ContextUploads(ContextBase):
             held = trees.replicate(held, cohort.size)
         key = keys.of_mechanism(self.key_for(f"upload/{what}"), self.learning_rate)
         if self.rounds_in_noise:  # a longer run starts over, and must draw new noise
-            key = jax.random.fold_in(key, self.total_rounds)
+            key = jax.random.fold_in(key, self.num_rounds)
         info = UploadInfo(
             cohort.ids,
             cohort.mask,
@@ -90,6 +92,23 @@ class ContextUploads(ContextBase):
         else:
             received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
+
+    def upload_changes(
+        self, values: Stack, before: Stack, what: str, cohort: Cohort | None = None
+    ) -> tuple[Stack, Stack]:
+        """Upload how values that members keep have changed, [M, ...].
+
+        Returns:
+          (the values with which members go on, the changes that the server receives). Where it
+          receives sums alone, it never learns the values of one member.
+        """
+        stage = self.federation.uploads
+        if stage is not None and stage.noise_of_sums:
+            changes = jax.tree.map(jnp.subtract, values, before)
+            zeros = jax.tree.map(jnp.zeros_like, before)
+            return values, self.upload(changes, zeros, what, cohort)
+        values = self.upload(values, before, what, cohort)
+        return values, jax.tree.map(jnp.subtract, values, before)
 
     def mix(
         self,
@@ -108,6 +127,7 @@ class ContextUploads(ContextBase):
           plan: another grouping of the model's blocks.
           rows: [A], which of the senders each receiver is; by default the members of the cohort.
         """
+        self._hide_members("ctx.mix")
         several = self.federation.execution.devices > 1
         plan, rule = plan or self.federation.plan, self.federation.aggregator
         if rule is not None and rule.for_matrices:
@@ -120,6 +140,14 @@ class ContextUploads(ContextBase):
                 self.observer.weights = weights
                 self.observer.record_rule(given, weights)
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
+
+    def _hide_members(self, name: str) -> None:
+        """Raise `UncountedRelease` where sampling amplifies privacy."""
+        if self.observer is not None and self.observer.amplified:
+            raise UncountedRelease(
+                f"{name} depends on how many clients were drawn, which distributed noise does not "
+                "cover: call ctx.aggregate, which divides by their expected number."
+            )
 
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
         """Aggregate uploads into the server's new model, by a weighted sum or a robust rule.
@@ -139,7 +167,7 @@ class ContextUploads(ContextBase):
             part, there = self.federation.participation, weights > 0
             # Privacy needs a divisor that does not depend on the members.
             fixed = stage.noise_of_sums
-            if fixed and self.observer is not None:
+            if self.observer is not None and self.observer.amplified:
                 if not self.observer.counts_here:
                     raise UncountedRelease(
                         f"A sum in a loop, branch or vmap of an algorithm's own {UNCOUNTED}: call "
@@ -227,6 +255,7 @@ class ContextUploads(ContextBase):
           senders: models [B, ...].
           onto: models [A, ...] of the receivers.
         """
+        self._hide_members("ctx.average")
         shared, _ = self.federation.plan.split(senders)
         mine, private = self.federation.plan.split(onto)
         count = jax.tree.leaves(onto)[0].shape[0]

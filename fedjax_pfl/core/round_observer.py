@@ -46,12 +46,10 @@ class Upload(NamedTuple):
     Attributes:
       what: its name.
       compressed: whether compressors act on it.
-      counts: whether it includes whole numbers, which noise and fixed-point numbers do not cover.
     """
 
     what: str
     compressed: bool
-    counts: bool
 
 
 class RoundFacts(NamedTuple):
@@ -91,7 +89,7 @@ class RoundObserver:
         without those that take minibatches a second time on purpose.
       trainings: local loops with noisy gradients.
       uploads: calls of `Context.upload`.
-      sums: calls of `Context.aggregate` under distributed noise.
+      sums: calls of `Context.aggregate` where client sampling amplifies privacy.
       amplified: whether client sampling amplifies privacy.
       sent: int32 [N], uploads that cost privacy, or None.
       cohort: the round's cohort, or None if any may upload and train.

@@ -207,14 +207,16 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
     return replace(ctx, federation=replace(ctx.federation, backbone=backbone))
 
 
-def with_all_releases(record: Record, observer: RoundObserver) -> Record:
+def with_all_releases(record: Record, observer: RoundObserver, noisy: bool = False) -> Record:
     """Return the record with at least the local steps and participants that were counted.
 
-    Privacy accounting reads them from the record.
+    Privacy accounting reads them from the record. Where gradients are `noisy`, those that were
+    counted are all.
     """
-    counted = {}
-    if observer.steps is not None:
-        counted["local_steps"] = jnp.maximum(record.clients["local_steps"], observer.steps)
+    counted, steps = {}, observer.steps
+    if steps is not None:
+        known = steps if noisy else jnp.maximum(record.clients["local_steps"], steps)
+        counted["local_steps"] = known
     if observer.sent is not None:
         counted["participated"] = record.clients["participated"] | (observer.sent > 0)
     return replace(record, clients=record.clients | counted) if counted else record
@@ -263,7 +265,8 @@ def checked_round(
     observer.check_recorded()
     check_uploads_differ(algorithm, ctx.federation, observer)
     returned_state, record = returned
-    record = with_all_releases(record, observer)
+    noisy = ctx.federation.sample_privacy is not None
+    record = with_all_releases(record, observer, noisy)
     new = extend_state(returned_state, optimizers, memory, state)
     new = trees.device_values(new)
     if jax.tree.structure(new) != jax.tree.structure(state):

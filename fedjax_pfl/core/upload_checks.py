@@ -14,13 +14,12 @@ from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.errors import InputError
 
 
-def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFacts) -> None:
+def check_uploads(algorithm: Algorithm, federation: Federation) -> None:
     """Check that an algorithm can be run with a federation's upload stage and robust rule.
 
     Args:
       algorithm: with its hyperparameters.
       federation: prepared by the algorithm.
-      facts: of a round.
 
     Raises:
       InputError: an option does not fit the algorithm or another option.
@@ -30,25 +29,12 @@ def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFact
         require_library()  # else a finished run could not state its guarantee
     if rule is not None:
         check_aggregator(name, rule, algorithm.aggregator_replaces)
-    options: dict[str, object] = {"aggregator": rule}
-    if isinstance(stage, Uploads):
-        options |= {
-            "dp": stage.privacy,
-            "compress": stage.compressor,
-            "secure_bits": stage.fixed_point,
-            "attack": stage.attack,
-        }
-    active = [option for option, value in options.items() if value is not None]
-    if active and not (facts.uploads and any(federation.plan.shared)):
-        raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
+    active = _active(federation)
+    if algorithm.server_needs == "nothing" or not any(federation.plan.shared):
+        _refuse(algorithm, active)
     if not isinstance(stage, Uploads):
         return
-    compressible = any(upload.compressed for upload in facts.uploads)
-    if stage.compressor is not None and not compressible:
-        raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
     option = "dp" if "dp" in active else "secure_bits"
-    if option in active and any(upload.counts for upload in facts.uploads):
-        raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
     if option in active and algorithm.also_sent:
         raise InputError(
             f"{name} tells the server {' and '.join(algorithm.also_sent)} beside its uploads, "
@@ -58,6 +44,37 @@ def check_uploads(algorithm: Algorithm, federation: Federation, facts: RoundFact
         _check_sums(algorithm, federation, stage)
     if stage.privacy is not None:
         _check_privacy(federation, stage)
+
+
+def check_uploaded(algorithm: Algorithm, federation: Federation, facts: RoundFacts) -> None:
+    """Raise `InputError` if a round uploads nothing that an option acts on."""
+    if not facts.uploads:
+        _refuse(algorithm, _active(federation))
+    compressor = getattr(federation.uploads, "compressor", None)
+    if compressor is not None and not any(upload.compressed for upload in facts.uploads):
+        raise InputError(
+            f"{algorithm.name} uploads no models, which compress could act on: leave it out."
+        )
+
+
+def _active(federation: Federation) -> list[str]:
+    """Return the options that act on uploads."""
+    stage = federation.uploads
+    options: dict[str, object] = {"aggregator": federation.aggregator}
+    if isinstance(stage, Uploads):
+        options |= {
+            "dp": stage.privacy,
+            "compress": stage.compressor,
+            "secure_bits": stage.fixed_point,
+            "attack": stage.attack,
+        }
+    return [option for option, value in options.items() if value is not None]
+
+
+def _refuse(algorithm: Algorithm, active: list[str]) -> None:
+    """Raise `InputError` for the first of some options."""
+    for option in active:
+        raise InputError(f"{algorithm.name} uploads no model here: leave {option} out.")
 
 
 def _check_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.requirements import check_requirements
 from fedjax_pfl.core.sample_privacy import check_sample_privacy, check_strict
-from fedjax_pfl.core.upload_checks import check_uploads
+from fedjax_pfl.core.upload_checks import check_uploaded, check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_progress
 from fedjax_pfl.engine.host_program import HostProgram
 from fedjax_pfl.engine.program import Program
@@ -69,14 +68,12 @@ def checked_program(
     federation = algorithm.prepare(federation)
     algorithm.check(federation)
     check_sample_privacy(algorithm, federation)
+    check_uploads(algorithm, federation)
     parts = federation.uploads, federation.aggregator, federation.sample_privacy
     facts = None
     if any(part is not None for part in parts) or not federation.schedule.shuffle:
-        plain = replace(federation, uploads=None, aggregator=None)
-        facts = round_facts(one_run(algorithm), plain)
-        check_uploads(algorithm, federation, facts)
-        if federation.uploads is not None or federation.aggregator is not None:
-            facts = round_facts(one_run(algorithm), federation)
+        facts = round_facts(one_run(algorithm), federation)
+        check_uploaded(algorithm, federation, facts)
         check_strict(algorithm, federation, facts)
         for schedule in facts.schedules:
             schedule.check_counts(federation.data.train.capacity, rounds)

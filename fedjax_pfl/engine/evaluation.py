@@ -109,7 +109,7 @@ def score_rows(
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
     metrics = tuple(one for one in federation.metrics if one.fn is not None)
     plain = tuple(one for one in metrics if one.changes is None)
-    last = ctx.t + 1 == ctx.total_rounds
+    last = ctx.t + 1 == ctx.num_rounds
     served = algorithm.served_clients(ctx)
     here = federation.participation.present(ctx.t)
     served_here = trees.take(served if here is None else served & here, rows)

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
+
+import jax
+import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.compiled import models
 from fedjax_pfl.execution.processes import is_distributed
+from fedjax_pfl.federation.host_data import SPLITS
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.trees import is_missing_rows
 
@@ -18,14 +23,19 @@ def with_rows_read(program: "HostProgram") -> "HostProgram":
     """Return the program with the rows and samples that its rounds and models read.
 
     Raises:
-      InputError: a round needs more than its clients' state and samples.
+      InputError: a round needs more than its clients' state and samples, or `init` reads samples.
     """
     _check_cohort(program)
-    reads = rows_read(program)
-    if reads == "everyone" or (reads == "others" and is_distributed()):
-        algorithm = program.runs.algorithm
+    reads, algorithm = rows_read(program), program.runs.algorithm
+    name = type(algorithm).name or type(algorithm).__name__
+    if _is_missing(partial(_first_state, program)):
         raise InputError(
-            f"{type(algorithm).name or type(algorithm).__name__} needs models, other state or "
+            f"{name} reads clients' samples before its first round, when they are in host memory: "
+            f"take client_state='device'{_or(algorithm)}."
+        )
+    if reads == "everyone" or (reads == "others" and is_distributed()):
+        raise InputError(
+            f"{name} needs models, other state or "
             "samples of clients that do not take part in a round, so they can't stay in host "
             f"memory: take client_state='device'{_or(algorithm)}."
         )
@@ -44,6 +54,20 @@ def rows_read(program: "HostProgram") -> str:
         if not _is_missing(one_round.trace):
             return reads
     return "everyone"
+
+
+def _first_state(program: "HostProgram") -> Any:
+    """Trace `init` of an algorithm, without samples."""
+    data = program.federation.data
+    none = {name: replace(data.split(name), index=None) for name in SPLITS}
+    federation = replace(program.federation, data=replace(data, **none))
+    run = jax.tree.map(lambda leaf: leaf[0], program.runs)
+
+    def first(federation):
+        ctx = run.context(federation, np.int32(0), np.int32(program.rounds))
+        return run.algorithm.init(ctx)
+
+    return jax.eval_shape(first, federation)
 
 
 def _is_missing(trace: Callable[[], Any]) -> bool:

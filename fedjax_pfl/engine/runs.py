@@ -1,6 +1,6 @@
 """Runs of a simulation, which differ in seed and traced settings: the outer axis of its program."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, get_type_hints
@@ -44,6 +44,7 @@ class Run:
       numbers: values in place of the federation's numbers of these names, see `number_paths`.
       backbone: leaves of the network that no client's model holds, if they are there already.
       rounds_in_noise: see `ContextBase`.
+      constants: of the algorithm's class, see `class_constants`.
     """
 
     algorithm: Algorithm
@@ -51,6 +52,7 @@ class Run:
     numbers: dict[str, Scalar]
     backbone: Tree = None
     rounds_in_noise: bool = static(default=False)
+    constants: tuple[Any, ...] = static(default=())
 
     def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
         """Return round `t` of `total` as this run's context."""
@@ -170,7 +172,7 @@ def make_runs(
             federation,
             {name: values[h] for name, values in settings.items()},
             noise,
-            None if settings else facts,
+            facts if settings.keys().isdisjoint(vars(algorithm)) else None,
         )
         for h in range(count)
     ]
@@ -313,7 +315,25 @@ def _variant(
         check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
-    return Run(variant, seed, numbers, rounds_in_noise=facts is not None and facts.reads_num_rounds)
+    return Run(
+        variant,
+        seed,
+        numbers,
+        rounds_in_noise=facts is not None and facts.reads_num_rounds,
+        constants=class_constants(type(algorithm)),
+    )
+
+
+def class_constants(cls: type) -> tuple[Any, ...]:
+    """Return the attributes of a class and its bases, by which programs differ as well.
+
+    A class variable or a method may be given another value between two simulations.
+    """
+    named = [item for base in cls.__mro__ for item in vars(base).items() if item[0][:2] != "__"]
+    return tuple(
+        (k, type(v), v if isinstance(v, Hashable) and not isinstance(v, tuple) else repr(v))
+        for k, v in named
+    )
 
 
 def converted(algorithm: Algorithm) -> Algorithm:

@@ -233,7 +233,7 @@ def run_clients(
         augmented.
       active: bool [M]; other clients take no step and keep their carry.
       cursor: int32 [M], steps taken before; unshuffled schedules continue there.
-      epochs: int32 [M], epochs of each client, at most the schedule's (the default).
+      epochs: int32 [M], epochs of each client, cut to the schedule's (the default).
       finish: `finish(carry, client)` maps a client's final carry to its result.
 
     Raises:
@@ -258,7 +258,8 @@ def run_clients(
     else:
         steps = schedule.total_steps(sizes)
         if epochs is not None:
-            steps = (epochs * schedule.steps_per_epoch(sizes)).astype(steps.dtype)
+            asked = (epochs * schedule.steps_per_epoch(sizes)).astype(steps.dtype)
+            steps = jnp.minimum(asked, steps)  # which privacy counts on
         steps = steps if active is None else jnp.where(active, steps, 0)
     together = isinstance(carry, Broadcast)
     lanes = _Lane(rows, () if together else carry, operands, cursor, steps)

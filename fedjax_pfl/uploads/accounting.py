@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -140,6 +139,8 @@ def _noise_for(target: float, delta: float, releases: tuple[Release, ...]) -> fl
         low, high = low / 2, low
     z = high
     if low >= LEAST_NOISE:
+        from scipy.optimize import brentq  # slow import
+
         log_z: Any = brentq(lambda x: uncut(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
         z = float(np.float32(math.exp(log_z)))
     while excess(z) > 0:

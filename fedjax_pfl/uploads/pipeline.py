@@ -17,7 +17,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, UploadStage, empty_sum_row
+from fedjax_pfl.uploads.stage import StageMemory, UploadInfo, UploadStage, empty_sum_row
 from fedjax_pfl.utils import keys as key_of
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -152,7 +152,7 @@ class Uploads(UploadStage):
         held = tree.flatten_up_to(reference)
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
         whole = len(floats) < len(leaves)
-        if whole and (self.privacy is not None or (self.fixed_point and info.what != MODEL)):
+        if whole and (self.privacy is not None or self.fixed_point is not None):
             what = "Secure aggregation" if self.privacy is None else "Differential privacy"
             raise InputError(
                 f"{what} can't cover the whole numbers, such as counts of samples, in the upload "
@@ -170,7 +170,8 @@ class Uploads(UploadStage):
         updates, after = self._steps(updates, info, memory._replace(errors=errors))
         sending = info.mask
         if self.noise_of_sums:
-            sending |= empty_sum_row(info.weighted)
+            sending = info.weighted | empty_sum_row(info.weighted)
+            updates = _means(updates, sending)
         updates = trees.keep_rows(sending, updates)
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
@@ -224,6 +225,17 @@ class Uploads(UploadStage):
             change = compress(jax.tree.map(jnp.subtract, updates, errors), keys)
             sent = after = jax.tree.map(jnp.add, errors, change)
         return sent, trees.where(mask, after, errors)
+
+
+def _means(updates: Stack, counted: Mask) -> Stack:
+    """Return the mean of the counted rows in each row, since noise does not cover single ones."""
+    count = jnp.sum(counted)
+
+    def mean(x):
+        total = jnp.sum(x, axis=0, where=trees.expand_to(x, counted), keepdims=True)
+        return jnp.broadcast_to(total / count.astype(x.dtype), x.shape)
+
+    return jax.tree.map(mean, updates)
 
 
 def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):

@@ -31,6 +31,7 @@ from tests.core.upload_rounds import flat
 SIZES = (7, 3, 6, 10, 4)
 CLIENT = {"dp": "client", "dp_clip": 0.5, "dp_noise": 2.0}
 SUMS = CLIENT | {"dp_placement": "distributed"}
+DRAWN = SUMS | {"participation": 0.6}
 SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -155,7 +156,7 @@ def test_noise_of_uploads_depends_on_the_learning_rate_and_the_rounds():
         ("fedavg", 0.3, 1), ("fedavg", 0.1, 1), ("fedphp", 0.3, 2), ("fedphp", 0.3, 3),
     ):  # fmt: skip
         ctx = context(pfl.make_algorithm(algorithm), learning_rate=rate, **CLIENT)
-        ctx = replace(ctx, total_rounds=jnp.int32(rounds),
+        ctx = replace(ctx, _total_rounds=jnp.int32(rounds),
                       rounds_in_noise=algorithm == "fedphp")  # fmt: skip
         held = np.zeros((5, 50))
         moved.append(ctx.upload(held, held)[0])
@@ -275,6 +276,14 @@ class AddsTwice(FedAvg):
         return trained
 
 
+class Averages(FedAvg):
+    """Divides by the number of members."""
+
+    def server_update(self, ctx, state, mean, weights, used):
+        ctx.average(weights, used.models, onto=used.models)
+        return super().server_update(ctx, state, mean, weights, used)
+
+
 class RepeatsInALoop(FedAvg):
     """Counted repetitions in a loop of the step's own."""
 
@@ -347,7 +356,8 @@ LIARS = [
     (SendsInALoop, "uploads_withheld", CLIENT, "'again' in a loop, branch or jit"),
     (SendsInOthersTurn, "uploads_withheld", CLIENT, "'again' within ctx.in_turn must be of"),
     (TrainsInALoop, "gradients_withheld", SAMPLE, "Local training in a loop, branch or jit"),
-    (AddsTwice, "uploads_withheld", SUMS, "adds uploads up 4 times and uploads 2 times"),
+    (AddsTwice, "uploads_withheld", DRAWN, "adds uploads up 4 times and uploads 2 times"),
+    (Averages, "uploads_withheld", DRAWN, "ctx.average depends on how many clients were drawn"),
 ]
 
 
@@ -402,7 +412,9 @@ def test_steps_beyond_the_recorded_ones_are_counted():
     observer = RoundObserver()
     observer.steps = jnp.array([2, 4])
     record = core.Record({"local_steps": jnp.array([3, 2])}, {}, jnp.zeros(2), jnp.zeros(2), {})
-    assert with_all_releases(record, observer).clients["local_steps"].tolist() == [3, 4]
+    for noisy, steps in ((False, [3, 4]), (True, [2, 4])):  # the record counts other passes, too
+        known = with_all_releases(record, observer, noisy).clients["local_steps"]
+        assert known.tolist() == steps
     assert with_all_releases(record, RoundObserver()) is record
 
 

@@ -55,7 +55,7 @@ UPLOADS = [
 REFUSED = [
     (CLIENTS | {"arrivals": {3: 2}}, "feddwa", "accounts for a fixed set of clients"),
     (CLIENTS | ADAPTERS, "hetlora", "the server knows the ranks"),
-    (CLIENTS, "fedpac", "uploads numbers of samples, which dp does not cover"),
+    (CLIENTS, "fedpac", "counts of samples, in the upload 'statistics'"),
     (CLIENTS, "ifca", "the choice of a cluster beside its uploads, which dp does not cover"),
 ]
 GRADIENTS = [

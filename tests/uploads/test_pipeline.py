@@ -70,31 +70,33 @@ def test_an_update_that_is_not_finite_counts_as_zero():
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(("placement", "share"), [("local", 1.0), ("distributed", 4**-0.5)])
-def test_noise_has_its_deviation_and_is_independent(placement, share):
-    stage = private(2.0, 1.5, placement=placement)
+def test_noise_has_its_deviation_and_is_independent():
+    stage = private(2.0, 1.5)
     draw = jax.jit(jax.vmap(lambda key: flat_of(stage, key)))
     noise = np.array(draw(jax.random.split(jax.random.key(1), 4000)))
     noise -= clipped(stacks()[2], 2.0)
     assert not noise[:, ~MASK].any()
     noise = noise[:, MASK]
-    np.testing.assert_allclose(noise.std(0), 3.0 * share, rtol=0.06)
+    np.testing.assert_allclose(noise.std(0), 3.0, rtol=0.06)
     together = np.corrcoef(noise.reshape(4000, -1).T) - np.eye(4 * 9)
     assert np.abs(together).max() < 5 / np.sqrt(4000)
 
 
-def test_shared_noise_is_that_of_the_members_that_count():
-    weighted = jnp.asarray([True, True, False, False, False])
+def test_no_part_of_a_sum_is_received_without_its_noise():
+    """Each row is the mean of the members that count."""
+    weighted, keys = np.arange(M) < 2, jax.random.split(jax.random.key(1), 2000)
     stage = private(2.0, 1.5, placement="distributed")
-    plain, few = (received(stage, **more)[0] for more in ({}, {"weighted": weighted}))
-    limited = clipped(stacks()[2], 2.0)
-    np.testing.assert_allclose((few - limited)[:2], (plain - limited)[:2] * 2**0.5, rtol=1e-9)
+    draw = jax.jit(jax.vmap(lambda key: flat_of(stage, key, jnp.asarray(weighted))))
+    rows = np.array(draw(keys))
+    np.testing.assert_allclose(rows[:, 0], rows[:, 1], atol=1e-12)
+    assert not rows[:, 2:].any()
+    noise = rows[:, 0] - clipped(stacks()[2], 2.0)[:2].mean(0)
+    np.testing.assert_allclose(noise.std(0), 3.0 / 2, rtol=0.06)
 
 
-def flat_of(stage, key):
+def flat_of(stage, key, weighted=MASK):
     sent, held, _ = stacks()
-    mask = jnp.asarray(MASK)
-    info = UploadInfo(jnp.asarray(IDS), mask, mask, "model", key)
+    info = UploadInfo(jnp.asarray(IDS), jnp.asarray(MASK), jnp.asarray(weighted), "model", key)
     got, _ = stage(sent, held, info, StageMemory())
     return flat(jax.tree.map(jnp.subtract, got, held))
 
@@ -124,7 +126,7 @@ def test_the_adaptive_bound_follows_the_papers_rule():
 
 @pytest.mark.costly
 def test_noise_of_an_adaptive_bound():
-    """Of four members: updates have z_D C / 2, z_D from z = 0.3 and 2 s_b = 0.4; counts s_b."""
+    """Of four members: means have z_D C / 4, z_D from z = 0.3 and 2 s_b = 0.4; counts s_b."""
     stage = private(2.0, 0.3, placement="distributed", adaptive=AdaptiveClip(count_noise=0.05))
     sent, held, updates = stacks()
     memory = stage.first_memory({})
@@ -132,11 +134,11 @@ def test_noise_of_an_adaptive_bound():
     def one(key):
         info = sending()._replace(key=key)
         got, after = stage(sent, held, info, memory)
-        return flat(jax.tree.map(jnp.subtract, got, held)), jnp.log(after.bound / 2.0)
+        return flat(jax.tree.map(jnp.subtract, got, held))[0], jnp.log(after.bound / 2.0)
 
     got, moves = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 4000))
-    noise = np.asarray(got)[:, MASK] - clipped(updates, 2.0)[MASK]
-    np.testing.assert_allclose(noise.std(), (0.3**-2 - 0.4**-2) ** -0.5 * 2.0 / 2, rtol=0.02)
+    noise = np.asarray(got) - clipped(updates, 2.0)[MASK].mean(0)
+    np.testing.assert_allclose(noise.std(), (0.3**-2 - 0.4**-2) ** -0.5 * 2.0 / 4, rtol=0.02)
     within = np.sum(np.linalg.norm(updates, axis=1)[MASK] <= 2.0)
     np.testing.assert_allclose(moves.mean(), -0.2 * (within / 4 - 0.5), atol=5 * 0.01 / 4000**0.5)
     np.testing.assert_allclose(moves.std(), 0.2 * 0.2 / 4, rtol=0.05)
