@@ -64,7 +64,7 @@ class Ifca(core.Algorithm):
     scored_by: Literal["train", "test"] = core.static(default="train")
 
     @property
-    def robust(self):
+    def aggregator_replaces(self):
         return "mean" if self.averaging == "models" else "nothing"
 
     def check(self, federation):

@@ -56,7 +56,7 @@ def phases(algorithm, **options):
     """Shapes of the states of one client's optimizers, by phase."""
     federation = algorithm.prepare(toy_federation(keep_optimizer_state=True, **options))
     runs = make_runs(algorithm, federation, SEEDS[:1])
-    states = jax.eval_shape(Program(runs, federation, 2).start)
+    states = Program(runs, federation, 2)._shapes
     return {
         name: [leaf.shape[2:] for leaf in jax.tree.leaves(phase.states)]
         for name, phase in states.optimizers.items()
