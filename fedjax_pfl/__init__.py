@@ -1,5 +1,8 @@
 """Simulator of personalized federated learning: clients, rounds and seeds in one JAX program."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedjax_pfl._version import __version__
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.utils import trees
@@ -28,7 +31,10 @@ from fedjax_pfl.results import Result, load_models, save_models
 from fedjax_pfl.training import Adaptation, LocalTraining
 
 # isort: split
-from fedjax_pfl import algorithms, testing
+from fedjax_pfl import algorithms
+
+if TYPE_CHECKING:
+    from fedjax_pfl import testing
 
 __all__ = [
     "Adaptation",
@@ -75,3 +81,10 @@ __all__ = [
     "training",
     "trees",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `testing` where it is used: SciPy and chex take a third of a second."""
+    if name == "testing":
+        return import_module("fedjax_pfl.testing")
+    raise AttributeError(f"module 'fedjax_pfl' has no attribute {name!r}")

@@ -4,10 +4,9 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.result_files import damaged
@@ -18,6 +17,9 @@ from fedjax_pfl.utils.metric_names import ACCURACY
 
 from ..outputs.run_files import NEW_CLIENTS, write_text
 from .config import ExperimentConfig
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow import: only where it is used
 
 TABLE = "new_clients.md"
 AXES = ("seed", "part_of_samples", "local_steps", "client")
@@ -68,11 +70,13 @@ def split_new_clients(
     return federation, NewClients(new, tuple(steps), tuple(fractions))
 
 
-def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -> pd.DataFrame:
+def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -> "pd.DataFrame":
     """Return the task's main metric by seed, client, part of its samples and number of local steps.
 
     `own` are the algorithm's own options of local training.
     """
+    import pandas as pd
+
     federation = new_clients.federation
     federation = federation.with_training(**own) if own else federation
     steps, fractions = new_clients.steps, new_clients.fractions
@@ -84,12 +88,14 @@ def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -
     return rows.loc[np.isfinite(rows[name]), [*COLUMNS, name]]
 
 
-def read_rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
+def read_rows(folder: Path, measure: pfl.models.Measure) -> "pd.DataFrame":
     """Read an algorithm's new_clients.csv, its cells as text.
 
     Raises:
       InputError: they can't be read as those of `score`.
     """
+    import pandas as pd
+
     path = folder / NEW_CLIENTS
     try:
         rows = pd.read_csv(path, dtype=str)
@@ -106,6 +112,8 @@ def read_rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
 
 def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> None:
     """Write the table of new clients: mean over clients and seeds, by steps."""
+    import pandas as pd
+
     rows = pd.concat({name: read_rows(folder / name, measure) for name in names}, names=["name"])
     rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
     means: Any = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]

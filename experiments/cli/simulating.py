@@ -6,9 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.callbacks import ProgressCallback
@@ -20,6 +18,9 @@ from ..outputs import run_files, tracking
 from . import algorithm_folders, distributed, new_clients, provenance
 from .algorithms import remarked
 from .build import Experiment
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow imports: only where they are used
 
 CHUNK = 50  # rounds between two looks at `Stopper`, at most
 
@@ -130,7 +131,7 @@ class Block(NamedTuple):
 
     result: pfl.Result
     models: dict[str, Any] | None
-    rows: pd.DataFrame | None
+    rows: "pd.DataFrame | None"
 
 
 def run_algorithm(
@@ -175,6 +176,8 @@ def run_algorithm(
         if models is not None and several:
             models = algorithm_folders.joined_models([one.models for one in blocks])
         if rows is not None:
+            import pandas as pd
+
             rows = pd.concat([one.rows for one in blocks])
         description = provenance.configuration(experiment, result, facts)
         run_files.write_algorithm(folder, result, description, facts["summary"], models, rows)

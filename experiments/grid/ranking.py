@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedjax_pfl.results.intervals import interval_notes, mean_with_interval
 from fedjax_pfl.results.model_names import TRAINED
@@ -20,6 +20,9 @@ from ..outputs import run_files
 from ..outputs.comparison_table import COPIES
 from .axes import is_of_training, setting_words
 from .pictures import picture
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow imports: only where they are used
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,10 @@ def write(
             run_files.write_picture(output / f"{algorithm}.png", figure)
 
 
-def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+def frame(outcomes: Sequence[Outcome]) -> "pd.DataFrame":
     """Return a row for each setting and seed: algorithm, names of the grid, seed and scores."""
+    import pandas as pd
+
     measure = outcomes[0].measure
     end = "_percent" if measure.fraction else f"_{measure.name}"
     frames = []

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.model_names import PERSONALIZED
@@ -23,6 +22,8 @@ def write(folder: Path, partition: pfl.Partition, results: Mapping[str, pfl.Resu
     """
     if not partition.names:
         return
+    import pandas as pd  # slow import
+
     table = pd.DataFrame({"name": partition.names} | {s: partition.sizes(s) for s in SPLITS})
     for name, result in results.items():
         for score, values in result.scores.items():

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Sequence
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.plots import COLOURS, STYLES
 
 FIRST = ("local", "fedavg", "fedavg_ft", "feddwa")  # of most comparisons: solid lines
 MODELS = (
@@ -23,6 +22,8 @@ def number(algorithm: str) -> int:
     Algorithms of this package all differ. A registered one has a number beyond theirs, made of
     its name, so that it changes no other.
     """
+    from fedjax_pfl.results.plots import STYLES  # matplotlib, slow
+
     ours = [
         name
         for name, cls in pfl.core.ALGORITHMS.items()
@@ -46,6 +47,8 @@ def distinct_colors(styles: Sequence[int]) -> list[int]:
 
     Of those that share a colour the first keeps its own.
     """
+    from fedjax_pfl.results.plots import COLOURS
+
     chosen: list[int] = []
     for style in styles:
         taken = {k % len(COLOURS) for k in chosen}

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pandas as pd
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from fedjax_pfl.results.table import Table, latex_escaped
 
 from .run_files import write_csv, write_picture, write_text
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow imports: only where they are used
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Section:
     name: str = ""
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
-    picture: Figure | None = None
-    numbers: pd.DataFrame | None = None
+    picture: "Figure | None" = None
+    numbers: "pd.DataFrame | None" = None
 
     def paragraphs(self) -> list[str]:
         """Return all notes, each once."""
@@ -59,6 +61,8 @@ class Section:
     def write_numbers(self, folder: Path) -> None:
         """Write `NAME.csv` and `NAME.png`, as far as there are tables and a picture."""
         if self.name and self.tables:
+            import pandas as pd
+
             numbers = pd.concat([table.to_pandas() for table in self.tables])
             write_csv(
                 folder / f"{self.name}.csv", numbers if self.numbers is None else self.numbers

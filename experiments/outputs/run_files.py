@@ -30,20 +30,21 @@ import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
-from fedjax_pfl.data.partitions import partition_plots
-from fedjax_pfl.results import comparison_plots, harm, plots
+from fedjax_pfl.results import harm
 from fedjax_pfl.results.accuracy_conventions import DEFAULT
 from fedjax_pfl.results.model_names import COUNTS
 
 from . import comparison_table, line_styles
+
+if TYPE_CHECKING:
+    import pandas as pd  # slow imports: only where they are used
+    from matplotlib.figure import Figure
 
 HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 NEW_CLIENTS = "new_clients.csv"
@@ -55,7 +56,7 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def write_csv(path: Path, table: pd.DataFrame) -> None:
+def write_csv(path: Path, table: "pd.DataFrame") -> None:
     """Write a table's columns, with their names and without its index."""
     write_text(path, table.to_csv(index=False, lineterminator="\r\n"))
 
@@ -86,7 +87,7 @@ def write_algorithm(
     config: Mapping,
     facts: Mapping,
     models: Mapping | None,
-    new_clients: pd.DataFrame | None = None,
+    new_clients: "pd.DataFrame | None" = None,
 ) -> None:
     """Write one algorithm's folder.
 
@@ -98,6 +99,8 @@ def write_algorithm(
       models: by name, or None to leave them out.
       new_clients: rows of their scores, if there are any.
     """
+    from fedjax_pfl.results import plots  # matplotlib, slow
+
     target, folder = folder, folder.with_name(f".part-{folder.name}")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while writing
     with writing(folder):
@@ -218,6 +221,8 @@ def write_comparison(
       training: how clients train, in a line.
       headline: the number that rows lead with, a name in `HEADLINES`.
     """
+    from fedjax_pfl.results import comparison_plots, plots
+
     table = comparison_table.comparison(results, headline)
     write_text(folder / "comparison.csv", table.to_csv(missing="-"))
     below = [*table.notes, comparison_table.notes(results)]
@@ -236,13 +241,15 @@ def write_comparison(
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 
 
-def write_picture(path: Path, figure: Figure) -> None:
+def write_picture(path: Path, figure: "Figure") -> None:
     with atomic_write(path) as part:
         figure.savefig(part, format="png")
 
 
 def write_partition(folder: Path, partition: pfl.Partition, dataset: pfl.Dataset) -> None:
     """Write the partition and its picture."""
+    from fedjax_pfl.data.partitions import partition_plots
+
     with atomic_write(folder / "partition.npz") as part:
         partition.save(part)
     picture = partition_plots.heatmap(
