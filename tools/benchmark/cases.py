@@ -1,6 +1,7 @@
 """The cases of `tools.benchmark`, one function each; contestants take turns."""
 
 import functools
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 
+from . import plain_jax
 from .timing import (
     Contestant,
     MatrixProducts,
@@ -282,6 +284,34 @@ def of_fedavg(name: str) -> str:
     return f"{name}, of fedavg's time"
 
 
+def compiling(plan: Plan) -> Report:
+    """CPU seconds of compiling FedAvg and FedDWA, of those of a plain JAX program of the same work.
+
+    Ten clients on one device; each program is compiled anew, the library's and the plain one in
+    turns. In the table a round's seconds are those of compiling.
+    """
+    timings, ratios = {}, []
+    for model, shape in (("softmax", (8, 8, 1)), ("mlp", (8, 8, 1)), ("cnn", (28, 28, 1))):
+        workload = Workload(model, shape, 10, 120, 40, eval_batch_size=40, alpha=0.3)
+        federation = workload.federation()
+        task: Any = federation.task
+        network = task.module
+        for name, target in (("fedavg", 1.5), ("feddwa", 2.0)):
+            seconds: dict[str, list[float]] = {"fedjax_pfl": [], "plain JAX": []}
+            for _ in range(plan.repeats):
+                jax.clear_caches()
+                simulation = pfl.Simulation(pfl.make_algorithm(name), federation)
+                began = time.process_time()
+                pfl.compile_all([simulation])
+                seconds["fedjax_pfl"].append(time.process_time() - began)
+                seconds["plain JAX"].append(plain_jax.compile_seconds(workload, network, name))
+            found = {f"{name}, {model}, {who}": Timing(0.0, own) for who, own in seconds.items()}
+            ours, plain = (one.median for one in found.values())
+            timings |= found
+            ratios.append(Ratio(f"{name}, {model}: of the plain program", ours / plain, target))
+    return Report(timings, ratios)
+
+
 def scale(plan: Plan, num_clients: int) -> Report:
     """One size of a growing federation: seconds per round and the peak of the host's memory.
 
@@ -321,4 +351,5 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "f": sampling,
     "g": small_models,
     "i": algorithms,
+    "j": compiling,
 } | {f"h{n}": functools.partial(scale, num_clients=n) for n in (20, 100, 500, 1000)}
