@@ -74,7 +74,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     """
     config, output, identity = experiment.config, experiment.output, experiment.identity
     if config.compilation_cache:
-        _cache_programs(config)
+        cache_programs(config)
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
@@ -139,7 +139,7 @@ def _write_comparison(experiment: Experiment, results: dict[str, pfl.Result], fa
     run_files.write_comparison(output, results, title, line, config.headline)
 
 
-def _cache_programs(config: ExperimentConfig) -> None:
+def cache_programs(config: ExperimentConfig) -> None:
     """Let JAX cache compiled programs in a folder, which the first process checks.
 
     Raises:

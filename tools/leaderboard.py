@@ -1,12 +1,11 @@
-"""The leaderboard of docs: `python -m tools.leaderboard docs/leaderboard [STUDY...]`.
+"""The leaderboard of docs: `python -m tools.leaderboard docs/leaderboard`.
 
-Writes `README.md` from `leaderboard.csv`, which has each cell: the accuracies, the tuning and the
-exact command. The finished cells of studies with the preset study/leaderboard are added to the file
-first, in place of earlier cells of the same algorithm and setting. The same cells give the same
-files. With `timings.json` in the folder, the output of case i of `tools.benchmark`, the table
-has times, too.
+Writes `README.md` and its pictures from the files below `cells`, which `tools.leaderboard_queue`
+makes, and from `timings.json`, the output of case i of `tools.benchmark`. The same files give the
+same page.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -19,84 +18,193 @@ import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from fedjax_pfl.results.intervals import mean_with_interval
-from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import MISSING, Table
-from tools import arguments
+from fedjax_pfl.utils.metric_names import ACCURACY
+from tools import arguments, leaderboard_pictures
 from tools.benchmark.cases import of_fedavg
-from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
+from tools.leaderboard_board import Board, by_client, harmed, scores
+from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
 
-REFUSED = {"fedbn": "`mlp` has no batch normalization"}
-# Rows that were measured before the algorithm or its defaults changed; a new row removes its line.
-EARLIER = {
-    "ccvr": "by `per_class=200`, `epochs=1`",
-    "pfedfda": "its revision 1, without a tolerance for ties of beta",
-    "pfl_da": "its revision 1, with the own head trained first",
-}
+SETTINGS = {
+    "dirichlet": ("Dirichlet", "Fashion-MNIST, 20 clients, Dir(0.1) over classes"),
+    "grouped": ("Grouped", "Fashion-MNIST, 20 clients in four groups, 80 % of their samples of the "
+                "group's dominant classes"),
+    "pathological": ("Pathological", "Fashion-MNIST, 20 clients with two classes each"),
+    "sampled": ("100 clients, sampled", "Fashion-MNIST, 100 clients, Dir(0.5); a fifth takes part "
+                "in each round"),
+    "features": ("Feature shift", "Fashion-MNIST, 20 clients, Dir(1); four groups see images "
+                 "rotated by 0, 90, 180, 270 degrees"),
+    "drift": ("Drift", "Fashion-MNIST, 20 clients, Dir(1); from round 11 on all images are rotated "
+              "by 90 degrees"),
+    "ag_news": ("AG News", "AG News, 20 clients, Dir(0.3); `fasttext` with 16 units"),
+    "cifar10_dirichlet": ("CIFAR-10, Dirichlet", "CIFAR-10, 20 clients, Dir(0.1)"),
+    "cifar10_pathological": ("CIFAR-10, pathological", "CIFAR-10, 20 clients with two classes "
+                             "each"),
+    "cifar10_sampled": ("CIFAR-10, 100 clients, sampled", "CIFAR-10, 100 clients, Dir(0.5); a "
+                        "fifth takes part in each round"),
+}  # fmt: skip
+PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla", "heurpfedla")
+BASELINES = ("local", "fedavg", "fedavg_ft")
+TIMINGS = "timings.json"
 TEXT = """\
 # Leaderboard
 
-{count} algorithms in six settings on Fashion-MNIST, as the preset `study/leaderboard` runs them:
-300 images a client, of which a fifth are validation samples, an `mlp` with one hidden layer,
-{rounds} rounds of two local epochs, {seeds} seeds. In each setting each row tries the learning
-rates {rates} with one seed, and keeps the one with the best validation
-accuracy. All other hyperparameters have their defaults: a place in this table says little about
-other data.
+![Mean ranks with intervals: the best 20, the baselines and the papers' methods.](ranks.png)
+![Accuracy by time of a round.](cost.png)
+
+{count} algorithms in {settings} settings, each tuned by the same rule:
+
+- **Trials.** In each setting each row tries 15 combinations on validation samples, with one seed:
+  five learning rates and three values of its main hyperparameter, of which one is the authors'
+  ([table]({table_file})). A row without one tries fifteen learning rates over the same range.
+  Other hyperparameters have their defaults.
+- **Moments.** A model is scored as the client *received* it, and when a copy has been *trained* for
+  one more round. Each moment has the combination that is best on its own validation samples. *Best*
+  is the moment that is better on validation samples: to train once more is a choice, too, and
+  FedAvg has it as all others. What a client holds without the server, as of `local` or `ditto`, is
+  received.
+- **Scores** are of three other seeds, on test samples, after the last round. The partition is
+  that of the tuning.
 
 | Setting | Clients |
 |---|---|
-| Dirichlet | 20, Dir(0.1) over classes |
-| Grouped | 20 in four groups, 80 % of their samples of the group's dominant classes |
-| Pathological | 20 with two classes each |
-| 100 clients, sampled | 100, Dir(0.5); a fifth takes part in each round |
-| Feature shift | 20, Dir(1); four groups see images rotated by 0, 90, 180, 270 degrees |
-| Drift | 20, Dir(1); from round 11 on all images are rotated by 90 degrees |
+{described}
 
-Accuracies of the personalized model on the client's own test samples are percentages after the last
-round, means over clients, ± half of the 95 % interval over seeds. What the personalized model is
-differs: most rows score what a client receives,{moments}
-and differences of several points may come of this alone. Where a fifth of 100 clients is sampled,
-all 100 nevertheless train in each round of `local` and `pfedme`, and compute something in `ccvr`,
-`fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
+Clients have at most 300 samples, a fifth for validation; an `mlp` with one hidden layer trains for
+20 rounds of two local epochs. On CIFAR-10, in a lossy JPEG copy, it is a `cnn`, with 125 images
+and one local epoch, and only for the first {first} rows of the table of hyperparameters.
 
-The mean rank is over the settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that
-differ by less than {reach:.0f} do not differ significantly. The settings share one data set, so
-even larger differences may be chance. MB up are those of a client in a round of the first setting.
-[leaderboard.csv](leaderboard.csv) has each cell by seed with the command that repeats it.{times}
+## What may be concluded
 
-{table}
+{conclusions}
 
-{edge}
+Settings of one data set deal the same samples differently: they are no independent samples of
+tasks, and the tests are optimistic. The [cells](cells) have each client's accuracy, all trials, and
+the commands that repeat them.
 
-{earlier}
+## All rows
 
-{left_out}
+Means over the settings. Rank: of *best*, 1 is the first, with its range over settings. Worst: the
+worst tenth of clients. Harmed: [pairs](../comparing.md#harmed-clients) of client and seed that are
+worse than `local`, and than FedAvg's model after local training. MB up: of a client in a round of
+the first setting. Round: the time of a round divided by FedAvg's; Compile: seconds{machine}. Ratios
+within a third of each other are not told apart.
 
-## How to add a row
+{overall}
 
-Run a study of the new algorithms with the same preset, then add its cells to the file and to this
-page:
+{by_setting}
+
+## Not in the table
+
+{absent}
+
+## How to add or repeat a row
+
+Change its line of `leaderboard.toml`, or delete its files below `cells`, then run the queue, which
+measures what is missing and may be stopped at any time:
 
 <!-- needs: minutes -->
 ```bash
-python -m experiments.study --preset=study/leaderboard --data_dir=DATA \\
-    --algorithms=fedas,fedcp --output_dir=runs/more
-python -m tools.leaderboard docs/leaderboard runs/more
+python -m tools.leaderboard_queue docs/leaderboard/cells --data_dir=DATA
+python -m tools.leaderboard docs/leaderboard
 ```
-
-[Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
 """
-# What follows "Moment of scoring" on pages, and how the table's text names it.
-MOMENTS = {
-    "the model that the client trained last": "others the model that it trained last",
-    "the model that the client receives, after further local steps": "others one after fine-tuning",
-}
-TIMINGS = "timings.json"
-TIMES = """
 
-Round is the time of a round divided by FedAvg's, on random images of a setting of this size, and
-Compile the time of compilation in seconds: {turns}, on {machine}
-([timings.json](timings.json), of `tools.benchmark --case=i`). Ratios within a third of each
-other are not told apart."""
+
+def overall(board: Board, measured: dict[str, Any] | None) -> Table:
+    """Return the table of means over settings, with the benchmark's times if measured."""
+    heading = ["Algorithm", "Rank", "Range", *(f"{m}" for m in ("Received", "Trained", "Best")),
+               "Worst, received", "Worst, trained", "Harmed vs local, received",
+               "Harmed vs local, trained", "Harmed vs FedAvg, received",
+               "Harmed vs FedAvg, trained", "MB up", "Round", "Compile"]  # fmt: skip
+    ranking, body = board.ranking("best", board.names, board.settings), []
+    times = measured["timings"] if measured else {}
+    ratios = {one["what"]: one["value"] for one in measured["ratios"]} if measured else {}
+    for k, name in enumerate(board.names):
+        own = [board.cells[s, name] for s in board.settings]
+        line: list[float] = [np.mean([scores(one, m).mean() for one in own])
+                             for m in (*MOMENTS, "best")]  # fmt: skip
+        line += [100 * np.mean([ACCURACY.worst_tenth(by_client(one, m)).mean() for one in own])
+                 for m in MOMENTS]  # fmt: skip
+        for base, at in (("local", "received"), ("fedavg", "trained")):
+            line += [np.mean([harmed(one, m, board.cells[one.setting, base], at) for one in own])
+                     for m in MOMENTS]  # fmt: skip
+        ranks = ranking.ranks[:, k]
+        body.append([
+            f"[`{name}`](../algorithms/{page(name)}.md){' *' * board.changed(name)}",
+            f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
+            *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
+            f"{own[0].mb_up:.2f}", f"{ratios.get(of_fedavg(name), 1.0):.2f}" if name in times
+            else MISSING, f"{times[name]['prepare']:.1f}" if name in times else MISSING,
+        ])  # fmt: skip
+    return Table.of_cells(heading, body)
+
+
+def by_setting(board: Board, moment: str) -> Table:
+    """Return the accuracies at a moment, ± half of the 95 % interval over seeds."""
+    columns = [s for s in dict.fromkeys(one.setting for one in board.tasks)
+               if any(setting == s for setting, _ in board.cells)]  # fmt: skip
+    others = [name for name in rows() if name not in board.names]
+    body = []
+    for name in (*board.names, *others):
+        cells = [board.cells.get((s, name)) for s in columns]
+        if any(one is not None and not one.error for one in cells):
+            shown = [mean_with_interval(scores(one, moment)) if one and not one.error else MISSING
+                     for one in cells]  # fmt: skip
+            body.append([f"`{name}`", *shown])
+    unfinished = {s: "" if s in board.finished else " (unfinished)" for s in columns}
+    return Table.of_cells(["Algorithm", *(SETTINGS[s][0] + unfinished[s] for s in columns)], body)
+
+
+def conclusions(board: Board) -> str:
+    """Return what the tests say, a paragraph for each moment and group of settings."""
+    found = []
+    groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
+    for settings, moment in itertools.product(groups, ("best", *MOMENTS)):
+        names = board.scored(settings)
+        ranking = board.ranking(moment, names, settings)
+        ranks = dict(sorted(zip(names, ranking.mean_ranks, strict=True), key=lambda one: one[1]))
+        order, reach = list(ranks), ranking.critical_difference()
+        worse = [name for name in order if ranks[name] > ranks[order[0]] + reach]
+        told = {name: p for name, (_, p) in ranking.wilcoxon("fedavg").items() if p < 0.05}
+        found.append(
+            f"**{moment.capitalize()}, {len(names)} rows in {len(settings)} settings.** Friedman's "
+            f"test: p = {ranking.friedman().p_value:.1g}. Nemenyi's "
+            f"critical difference at 5 % is {reach:.1f} ranks: {len(order) - len(worse)} of "
+            f"{len(order)} rows are not told apart from the first, {listed(order[:1])}; told apart "
+            f"are {listed(worse) or 'none'}. Against FedAvg, Wilcoxon's test with Holm's "
+            f"correction tells apart {listed(told) or 'none'}. First ten: {listed(order[:10])}."
+        )
+    return "\n\n".join(found)
+
+
+def listed(names: Sequence[str] | dict[str, float]) -> str:
+    """Return names as inline code."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def absent(board: Board) -> str:
+    """Return why algorithms are not in the ranking, and what is not run at which cost."""
+    lines = [f"- `{name}`: {row.out}." for name, row in rows().items() if row.out]
+    for name in dict.fromkeys(one.algorithm for one in board.tasks):
+        if name not in board.names:
+            own = [board.cells.get((s, name)) for s in board.settings]
+            errors = [f"{one.setting}: {one.error}" for one in own if one and one.error]
+            lines.append(f"- `{name}`: {errors[0] if errors else 'not run in all settings'}")
+    changed = [name for name in board.names if board.changed(name)]
+    if changed:
+        lines.append(f"- Measured before their algorithm changed, marked *: {listed(changed)}.")
+    lines += [f"- Not run in {SETTINGS[setting][0]}: about {hours:.1f} CPU hours."
+              for setting, hours in board.hours().items()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def page(name: str) -> str:
+    """Return the name of an algorithm's page, which may describe several."""
+    folder = Path(__file__).parents[1] / "docs" / "algorithms"
+    if (folder / f"{name}.md").exists():
+        return name
+    return next(one.stem for one in sorted(folder.glob("*.md")) if f"`{name}`" in one.read_text())
 
 
 def timings(folder: Path) -> dict[str, Any] | None:
@@ -114,152 +222,35 @@ def timings(folder: Path) -> dict[str, Any] | None:
     return measured
 
 
-def accuracies(cells: Cells, name: str) -> np.ndarray:
-    """Return percent after the last round, [settings, S]; NaN for a cell that is missing."""
-    seeds = next(iter(cells.values())).accuracies
-    nothing = dict.fromkeys(seeds, np.nan)
-    rows = [cells[name, one].accuracies if (name, one) in cells else nothing for one in SETTINGS]
-    return np.array([[row[seed] for seed in seeds] for row in rows], float)
-
-
-def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
-    """Return the algorithms of the table, the best mean rank first, and why others are not in it.
-
-    Rows are left out that lack a setting, score only some of the clients, or have the numbers of
-    another row.
-
-    Raises:
-      InputError: no row is complete.
-    """
-    chosen: dict[str, np.ndarray] = {}
-    left_out: dict[str, str] = {}
-    first = [name for name in ("local", "fedavg", "fedavg_ft") if (name, "dirichlet") in cells]
-    for name in dict.fromkeys([*first, *sorted({name for name, _ in cells})]):
-        values = accuracies(cells, name)
-        own = [cells[name, one] for one in SETTINGS if (name, one) in cells]
-        same = [one for one, other in chosen.items() if np.array_equal(values, other)]
-        if np.isnan(values).any():
-            left_out[name] = "it lacks a setting"
-        elif not all(one.scored for one in own):
-            left_out[name] = "it has models for some of the clients"
-        elif same:
-            left_out[name] = f"the same numbers as `{same[0]}`"
-        else:
-            chosen[name] = values
-    run = {name for name, _ in cells}
-    absent = [name for name in pfl.core.ALGORITHMS if name not in run]
-    left_out |= {name: REFUSED.get(name, "not run") for name in absent}
-    if not chosen:
-        raise pfl.InputError(f"No algorithm has finished cells of all {len(SETTINGS)} settings.")
-    names = sorted(chosen)
-    ranks = ranking(cells, names).mean_ranks
-    return [names[i] for i in np.argsort(ranks, kind="stable")], dict(sorted(left_out.items()))
-
-
-def ranking(cells: Cells, names: Sequence[str]) -> Ranking:
-    """Return the ranking of the algorithms by their means over seeds."""
-    means = np.array([accuracies(cells, name).mean(axis=1) for name in names]).T
-    return Ranking(names, list(SETTINGS), means)
-
-
-def table(cells: Cells, names: Sequence[str], measured: dict[str, Any] | None = None) -> Table:
-    """Return the table of the algorithms in this order, with the benchmark's times if measured."""
-    ranks = ranking(cells, names).mean_ranks
-    body = [
-        [
-            f"[`{name}`](../algorithms/{page(name)}.md)",
-            f"{rank:.1f}",
-            *map(mean_with_interval, accuracies(cells, name)),
-            MISSING if (up := cells[name, "dirichlet"].mb_up) is None else f"{up:.2f}",
-        ]
-        for name, rank in zip(names, ranks, strict=True)
-    ]
-    heading = ["Algorithm", "Mean rank", *SETTINGS.values(), "MB up"]
-    if measured is not None:
-        times, heading = measured["timings"], [*heading, "Round", "Compile"]
-        ratios = {one["what"]: one["value"] for one in measured["ratios"]}
-        for name, row in zip(names, body, strict=True):
-            ratio = ratios.get(of_fedavg(name), 1.0)  # FedAvg itself has none
-            known = name in times
-            row += [f"{ratio:.2f}", f"{times[name]['prepare']:.1f}"] if known else [MISSING] * 2
-    return Table.of_cells(heading, body)
-
-
-def at_edge(cells: Cells, names: Sequence[str]) -> str:
-    """Return a sentence on the rows that choose the smallest learning rate in all settings."""
-    rates = {name: {cells[name, one].learning_rate for one in SETTINGS} for name in names}
-    lowest = min(set().union(*rates.values()))
-    found = [f"`{name}`" for name in sorted(names) if rates[name] == {lowest}]
-    if not found or len(set().union(*rates.values())) == 1:
-        return ""
-    return (
-        f"Smaller learning rates than {lowest:g} may suit these rows, which choose it everywhere: "
-        f"{', '.join(found)}."
-    )
-
-
-def before_changes(names: Sequence[str]) -> str:
-    """Return a sentence on the rows that were measured before a change."""
-    found = [f"`{name}` ({EARLIER[name]})" for name in sorted(names) if name in EARLIER]
-    return f"Measured before a change: {', '.join(found)}." if found else ""
-
-
-def moments(names: Sequence[str]) -> str:
-    """Return which rows score another model than the received one, by the algorithms' pages."""
-    folder, lines = Path(__file__).parents[1] / "docs" / "algorithms", []
-    texts = {name: (folder / f"{page(name)}.md").read_text() for name in sorted(names)}
-    for sentence, said in MOMENTS.items():
-        line = f"Moment of scoring: {sentence}"
-        found = [f"`{name}`" for name, text in texts.items() if line in text]
-        lines += [f"\n{said} ({', '.join(found)}),"] if found else []
-    return "".join(lines)
-
-
-def page(name: str) -> str:
-    """Return the name of an algorithm's page, which may describe several."""
-    folder = Path(__file__).parents[1] / "docs" / "algorithms"
-    if (folder / f"{name}.md").exists():
-        return name
-    return next(one.stem for one in sorted(folder.glob("*.md")) if f"`{name}`" in one.read_text())
-
-
-def write(folder: Path, cells: Cells) -> None:
-    """Write the page and the CSV file."""
-    check(cells)
-    any_cell, measured = next(iter(cells.values())), timings(folder)
-    names, left_out = select(cells)
-    *most, last = (f"{rate:g}" for rate in any_cell.tried)
-    times = ""
-    if measured is not None:
-        turns = len(measured["timings"]["fedavg"]["seconds"])
-        times = TIMES.format(
-            turns="one turn" if turns == 1 else f"medians of {turns} turns",
-            machine=measured["machine"]["processor"],
-        )
-    reasons = [f"`{name}` ({why})" for name, why in left_out.items()]
+def write(folder: Path, board: Board) -> None:
+    """Write the page and its pictures."""
+    measured, names = timings(folder), board.names
     text = TEXT.format(
-        count=len(names), rounds=any_cell.flags()["rounds"].value, seeds=len(any_cell.accuracies),
-        rates=" and ".join([", ".join(most), last] if most else [last]), times=times,
-        reach=ranking(cells, names).critical_difference(), edge=at_edge(cells, names),
-        table=table(cells, names, measured).to_markdown(),
-        earlier=before_changes(names), moments=moments(names),
-        left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",
+        count=len(names), settings=len(board.settings), first=FIRST, conclusions=conclusions(board),
+        table_file="../../tools/leaderboard.toml", absent=absent(board),
+        described="\n".join(f"| {title} | {about} |" for title, about in SETTINGS.values()),
+        machine=f", on {measured['machine']['processor']}" if measured else "",
+        overall=overall(board, measured).to_markdown(),
+        by_setting="\n\n".join(f"### {moment.capitalize()}\n\n"
+                               f"{by_setting(board, moment).to_markdown()}" for moment in MOMENTS),
     )  # fmt: skip
-    folder.mkdir(exist_ok=True)
+    ranking = board.ranking("best", names, board.settings)
+    shown = [n for k, n in enumerate(names) if k < 20 or n in BASELINES + PAPERS]
+    leaderboard_pictures.ranks(folder / "ranks.png", ranking, shown, PAPERS)
+    if measured is not None:
+        ratios = {one["what"]: one["value"] for one in measured["ratios"]}
+        times = [ratios.get(of_fedavg(name), 1.0) for name in names]
+        leaderboard_pictures.cost(folder / "cost.png", ranking, times, BASELINES + PAPERS)
     write_text(folder / "README.md", text)
-    write_text(folder / CELLS, as_csv(cells))
 
 
 @shell.script()
 def main(argv: list[str]) -> int:
     """Run the command."""
-    args = arguments.parse("leaderboard", __doc__, argv, ["folder"], "studies")
-    folder = args.folder
-    cells = kept(folder) | load(args.studies)
-    if not cells:
-        raise pfl.InputError(f"{folder} has no {CELLS}: give folders of finished studies.")
-    write(folder, cells)
-    print(f"{len(cells)} cells: {folder}")
+    folder = arguments.parse("leaderboard", __doc__, argv, ["folder"]).folder
+    board = Board.of(kept(folder / "cells"), tasks())
+    write(folder, board)
+    print(f"{len(board.names)} algorithms in {len(board.settings)} settings: {folder}")
     return 0
 
 

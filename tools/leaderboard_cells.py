@@ -1,197 +1,225 @@
-"""Cells of the leaderboard: from its file, from studies, and back into the file."""
+"""Rows, settings and cells of the leaderboard, and the file of a cell."""
 
-import csv
-import io
-import shlex
+import json
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
+from experiments import study
 from experiments.cli import flag_roles, flags, identity
+from experiments.cli.algorithms import parse_algorithms, setting_of
 from experiments.cli.config import ExperimentConfig
-from experiments.figures.loading import read
-from experiments.figures.runs import Run
-from experiments.study import TUNING
+from experiments.cli.parsing import last_of_each, name_and_value
+from experiments.outputs.run_files import plain, write_text
+from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.results.model_names import PERSONALIZED, TRAINED
 
-SETTINGS = {
-    "dirichlet": "Dirichlet",
-    "grouped": "Grouped",
-    "pathological": "Pathological",
-    "sampled": "100 clients, sampled",
-    "features": "Feature shift",
-    "drift": "Drift",
-}
-CELLS = "leaderboard.csv"
-SEED = "accuracy_percent_seed_"
+TABLE = Path(__file__).with_name("leaderboard.toml")
+PRESET = "study/leaderboard"
+MOMENTS = {"received": PERSONALIZED, "trained": TRAINED}
+SEED, SEEDS = 0, 3  # of the tuning; of the scores, which follow it
+FIRST, COSTLY = 24, "cifar10_"  # only the first rows are run in settings with this name
+NEAR = 10 ** (1 / 6)  # a third of the way between rates of 0.01, 0.03, 0.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is tuned of an algorithm beside the learning rate.
+
+    Attributes:
+      grid: a hyperparameter and its values, NAME=VALUE,VALUE; "" for none.
+      origin: of the published value.
+      more: other hyperparameters, NAME=VALUE.
+      out: why the algorithm is not run; "" if it is.
+    """
+
+    algorithm: str
+    grid: str = ""
+    origin: str = ""
+    more: tuple[str, ...] = ()
+    out: str = ""
+
+    def settings(self) -> list[str]:
+        """Return its hyperparameters that are not tuned, as of --set."""
+        return [f"{self.algorithm}.{word}" for word in self.more]
+
+    def grids(self, rates: str) -> list[str]:
+        """Return what is tuned, from the learning rates "A,B": as many combinations for all."""
+        if self.grid:
+            return [f"learning_rate={rates}", f"{self.algorithm}.{self.grid}"]
+        numbers = [f"{float(rate) * near:.2g}" for rate in rates.split(",")
+                   for near in (1 / NEAR, 1, NEAR)]  # fmt: skip
+        return [f"learning_rate={','.join(numbers)}"]
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """Return the rows by algorithm, in the order of the queue.
+
+    Raises:
+      InputError: an unknown or a missing algorithm, or a value that it refuses.
+    """
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    found = {
+        name: Row(name, one.pop("grid", ""), one.pop("from", ""), tuple(one.pop("with", ())),
+                  one.pop("out", ""))
+        for name, one in table.items()
+    }  # fmt: skip
+    other = sorted(found.keys() ^ set(pfl.core.ALGORITHMS)) + [n for n, one in table.items() if one]
+    if other:
+        raise pfl.InputError(f"{TABLE.name} must have grid, from, with and out of each algorithm: "
+                             f"see {other[0]}.")  # fmt: skip
+    for name, row in found.items():
+        key, values = name_and_value("grid", row.grid) if row.grid else ("", "")
+        for value in values.split(","):
+            own = (f"{key}={value}",) if key else ()
+            parse_algorithms([name], [f"{name}.{word}" for word in row.more + own])
+    return found
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to measure: an algorithm in a setting, with the flags of its tuning."""
+
+    algorithm: str
+    setting: str
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return " ".join(["python -m experiments.sweep", *self.words])
+
+    @property
+    def revision(self) -> str:
+        return identity.revision(pfl.core.ALGORITHMS[self.algorithm])
+
+
+@cache
+def _defaults() -> ExperimentConfig:
+    return flags.parse(["run"])
+
+
+def explicit(config: ExperimentConfig) -> list[str]:
+    """Return the flags of a run that differ from their defaults."""
+    usual, words = _defaults(), []
+    for group in config.by_group().values():
+        for name, value in group.items():
+            if name not in flag_roles.NEUTRAL and value != usual[name].default:
+                words += flags.flag_words(name, value)
+    return words
+
+
+def tasks() -> list[Task]:
+    """Return all cells that the leaderboard has, column by column."""
+    preset, found = ["study", f"--preset={PRESET}"], []
+    for column in study.parts("setting", flags.parse(preset, study.define).setting):
+        words = [*preset, *column.words, f"--seed={SEED}", "--num_seeds=1"]
+        config = flags.parse(words, study.define)
+        (rates,) = last_of_each([setting_of(word) for word in config.grid])
+        run = [row for row in rows().values() if not row.out]
+        for row in run[:FIRST] if column.name.startswith(COSTLY) else run:
+            own = config.replace(algorithms=[row.algorithm], set=row.settings())
+            grids = [f"--grid={word}" for word in row.grids(rates.partition("=")[2])]
+            found.append(Task(row.algorithm, column.name, (*explicit(own), *grids)))
+    return found
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The model of one moment, of the hyperparameters that were best on validation samples of it.
+
+    Attributes:
+      chosen: value by name.
+      command: repeats the final runs.
+      accuracies: [S, N], of the clients' test samples; NaN without a model.
+    """
+
+    chosen: dict[str, str]
+    command: str
+    accuracies: list[list[float]]
+
+    @property
+    def by_client(self) -> np.ndarray:
+        return np.array(self.accuracies, float)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An algorithm's results in a setting.
+    """A measured algorithm in a setting.
 
     Attributes:
-      accuracies: percent after the last round, by seed.
-      learning_rate: the one that was chosen.
-      tried: the learning rates to choose from.
-      mb_up: of a client in a round; None where it was not kept.
-      scored: whether all clients have a model.
-      command: repeats the run.
+      revision: of engine and algorithm.
+      version: of the library.
+      command: of the tuning.
+      tried: the combinations, values by name; validation: percent by moment, one for each.
+      scores: by moment.
+      seeds: of the scores; test_sizes: of the clients.
+      mb_up, mb_down: megabytes of a client in a round.
+      cpu_seconds: of the tuning and the final runs.
+      error: why it has no scores; "" if it has.
     """
 
-    accuracies: Mapping[str, float]
-    learning_rate: float
-    tried: tuple[float, ...]
-    mb_up: float | None
-    scored: bool
+    algorithm: str
+    setting: str
+    revision: str
+    version: str
     command: str
+    tried: dict[str, list[str]] = field(default_factory=dict)
+    validation: dict[str, list[float]] = field(default_factory=dict)
+    scores: dict[str, Scores] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=list)
+    test_sizes: list[int] = field(default_factory=list)
+    mb_up: float = 0.0
+    mb_down: float = 0.0
+    cpu_seconds: float = 0.0
+    error: str = ""
 
-    def flags(self) -> ExperimentConfig:
-        """Return the flags of the command."""
-        return flags.parse(["run", *shlex.split(self.command)[3:]])
+    def is_of(self, task: Task) -> bool:
+        """Return whether it is the task's, of the same revision."""
+        return (self.command, self.revision) == (task.command, task.revision)
+
+    def write(self, folder: Path) -> None:
+        """Write its file below the folder of all cells, whole or not at all."""
+        lines = [f"{json.dumps(k)}: {json.dumps(plain(v))}" for k, v in asdict(self).items()]
+        path = folder / self.setting / f"{self.algorithm}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-Cells = Mapping[tuple[str, str], Cell]  # by algorithm and setting
+Cells = Mapping[tuple[str, str], Cell]  # by setting and algorithm
+
+
+def read(path: Path) -> Cell:
+    """Read the file of a cell.
+
+    Raises:
+      InputError: it is none.
+    """
+    values: dict[str, Any] = read_json(path)
+    try:
+        scores = {name: Scores(**one) for name, one in values.pop("scores").items()}
+        one = Cell(**values, scores=scores)
+        shapes = {scores.by_client.shape for scores in one.scores.values()}
+        if not one.error and shapes != {(len(one.seeds), len(one.test_sizes))}:
+            raise ValueError("accuracies must be [S, N]")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise pfl.InputError(f"{path} is not the file of a cell: {error!r}.") from None
+    return one
 
 
 def kept(folder: Path) -> dict[tuple[str, str], Cell]:
-    """Return the cells of the folder's file; without one there are none.
-
-    Raises:
-      InputError: it is not a file of cells.
-    """
-    file = folder / CELLS
-    if not file.exists():
-        return {}
-    found: dict[tuple[str, str], Cell] = {}
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines, strict=True):
-                place = row["algorithm"], row["setting"]
-                if place in found:
-                    raise ValueError(f"{', '.join(place)} is there twice")
-                found[place] = Cell(
-                    {k[len(SEED) :]: float(v) for k, v in row.items() if k.startswith(SEED)},
-                    float(row["learning_rate"]),
-                    tuple(map(float, row["tried"].split())),
-                    float(row["mb_up"]) if row["mb_up"] else None,
-                    row["scored"] == "all",
-                    row["command"],
-                )
-    except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
-        raise pfl.InputError(f"{file} is not a file of cells: {error!r}.") from None
-    return found
+    """Return the cells below a folder."""
+    found = map(read, sorted(folder.glob("*/*.json")))
+    return {(one.setting, one.algorithm): one for one in found}
 
 
-def check(cells: Cells) -> None:
-    """Raise `InputError` unless all cells are comparable.
-
-    They have known algorithms and settings, accuracies of the same seeds, and learning rates chosen
-    from the same ones; the commands of a setting differ in nothing but these and the algorithm.
-    """
-    first = next(iter(cells.values()))
-    commands: dict[str, tuple[str, Any]] = {}
-    for (name, setting), one in cells.items():
-        where = f"{name}, {setting}"
-        if name not in pfl.core.ALGORITHMS or setting not in SETTINGS:
-            raise pfl.InputError(f"{where}: no such algorithm or setting; remove its lines.")
-        values = np.array(list(one.accuracies.values()))
-        if list(one.accuracies) != list(first.accuracies) or not np.all(abs(values - 50) <= 50):
-            seeds = ", ".join(first.accuracies)
-            raise pfl.InputError(f"{where} needs an accuracy in 0..100 for each seed of {seeds}.")
-        if one.tried != first.tried or one.learning_rate not in one.tried:
-            raise pfl.InputError(f"{where} did not choose among the learning rates of other cells.")
-        try:
-            known = identity.run_identity(one.flags(), {"algorithms": "", "learning_rate": ""})
-        except (pfl.InputError, ValueError, absl.flags.Error) as error:
-            raise pfl.InputError(f"The command of {where} can't be read: {error}") from None
-        another, usual = commands.setdefault(setting, (name, known))
-        other = sorted(flag for flag in known | usual if known.get(flag) != usual.get(flag))
-        if other:
-            raise pfl.InputError(f"{where} differs from {another} in flags: {', '.join(other)}.")
-
-
-def load(folders: Sequence[Path]) -> dict[tuple[str, str], Cell]:
-    """Return the finished cells of studies.
-
-    Raises:
-      InputError: no finished cell, or one of two studies.
-    """
-    found: dict[tuple[str, str], Cell] = {}
-    for folder in folders:
-        for summary in sorted(folder.glob("*/*/*/summary.json")):
-            setting, row = summary.parts[-4:-2]
-            if setting == TUNING or setting not in SETTINGS:
-                continue
-            run = read(summary.parent)
-            if (run.algorithm, setting) in found:
-                raise pfl.InputError(f"{run.algorithm}, {setting} is in two of the folders.")
-            found[run.algorithm, setting] = cell(run, tried(folder / TUNING / setting / row))
-    if folders and not found:
-        raise pfl.InputError(f"{', '.join(map(str, folders))} has no finished cell of the study.")
-    return found
-
-
-def cell(run: Run, rates: tuple[float, ...]) -> Cell:
-    """Return the cell of a finished run that chose among these learning rates."""
-    last = 100 * np.asarray(run.result.curve()[:, 0, -1], float)
-    accuracies = {str(seed): float(x) for seed, x in zip(run.seeds, last, strict=True)}
-    return Cell(
-        accuracies,
-        run.summary["training"]["learning_rate"],
-        rates,
-        run.summary["traffic_mb_per_client_round"]["up"],
-        len(run.summary["scored_clients"]) == run.num_clients,
-        command(run),
-    )
-
-
-def tried(folder: Path) -> tuple[float, ...]:
-    """Return the learning rates of a row's tuning.
-
-    Raises:
-      InputError: the folder has no such file, or other hyperparameters were tried.
-    """
-    file = folder / "sweep.csv"
-    if not file.exists():
-        raise pfl.InputError(f"{file} does not exist: which learning rates were tried?")
-    with file.open(encoding="utf-8") as lines:
-        rows = csv.DictReader(lines)
-        names = list(rows.fieldnames or ())
-        if names[1 : names.index("seed") if "seed" in names else None] != ["learning_rate"]:
-            raise pfl.InputError(f"{file} has other hyperparameters than learning_rate.")
-        return tuple(sorted({float(one["learning_rate"]) for one in rows}))
-
-
-def command(run: Run) -> str:
-    """Return the command that repeats a run: its flags that differ from their defaults."""
-    usual, words = flags.parse(["run"]), []
-    for group in run.config["flags"].values():
-        for name, value in group.items():
-            if name in usual and name not in flag_roles.NEUTRAL and value != usual[name].default:
-                words += flags.flag_words(name, value)
-    return f"python -m experiments.run {shlex.join(words)}"
-
-
-def as_csv(cells: Cells) -> str:
-    """Return the CSV file: a line for each cell."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    seeds = list(next(iter(cells.values())).accuracies)
-    heading = [f"{SEED}{seed}" for seed in seeds]
-    facts = ["learning_rate", "tried", "mb_up", "scored", "command"]
-    writer.writerow(["algorithm", "setting", *heading, *facts])
-    order = {setting: at for at, setting in enumerate(SETTINGS)}
-    for name, setting in sorted(cells, key=lambda one: (one[0], order[one[1]])):
-        one = cells[name, setting]
-        writer.writerow([
-            name, setting, *(round(one.accuracies[seed], 6) for seed in seeds), one.learning_rate,
-            " ".join(f"{rate:g}" for rate in one.tried),
-            "" if one.mb_up is None else f"{one.mb_up:.4g}",
-            "all" if one.scored else "some", one.command,
-        ])  # fmt: skip
-    return file.getvalue()
+def missing(tasks_: Sequence[Task], cells: Cells) -> list[Task]:
+    """Return the tasks without a cell, or with one of other flags or of another revision."""
+    held = {(task.setting, task.algorithm): task for task in tasks_}
+    return [task for at, task in held.items() if at not in cells or not cells[at].is_of(task)]

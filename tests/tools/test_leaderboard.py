@@ -1,188 +1,199 @@
-"""The leaderboard: which rows it has, their order, the files, and its settings."""
+"""The leaderboard: its rows, cells, queue and page."""
 
-import csv
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import study
+from experiments import study, sweep
 from experiments.cli import flags
-from tools import leaderboard, leaderboard_cells
+from experiments.cli.simulating import Stopped
+from tools import leaderboard, leaderboard_board, leaderboard_cells, leaderboard_queue
 from tools.benchmark.cases import of_fedavg
+from tools.leaderboard_cells import Cell, Row, Scores, Task
 
-ROOT = Path(__file__).resolve().parents[2]
-WORDS = "--algorithms=ditto --rounds=7"
-
-
-def cell(last, scored=True, rate=0.3, up: float | None = 0.204):
-    """A cell whose seeds have these accuracies."""
-    accuracies = {str(seed): 100 * one for seed, one in enumerate(last)}
-    command = f"python -m experiments.run {WORDS}"
-    return leaderboard_cells.Cell(accuracies, rate, (0.01, 0.1, 0.3), up, scored, command)
-
-
-def cells(**rows):
-    return {(name, one): cell for name, cell in rows.items() for one in leaderboard_cells.SETTINGS}
+NAMES = ("local", "fedavg", "fedprox", "waffle")
+TINY = ("--dataset=digits", "--num_clients=4", "--rounds=2", "--validation_fraction=0.2",
+        "--model=softmax", "--eval_every=2", "--num_seeds=1", "--moments=both")  # fmt: skip
+FEDPROX = Task("fedprox", "drift", ("--algorithms=fedprox", *TINY, "--grid=learning_rate=0.01,0.1",
+                                "--grid=fedprox.proximal_weight=0.1,1"))  # fmt: skip
+SIX = list(leaderboard.SETTINGS)[:6]
+TASKS = [Task(name, s, (f"--algorithms={name}",)) for s in SIX for name in NAMES]
 
 
-FOUND = cells(fedavg=cell([0.5, 0.6], rate=0.1), ditto=cell([0.7, 0.9]), hetlora=cell([0.5, 0.6]),
-              waffle=cell([0.9, 0.9], scored=False))  # fmt: skip
-FOUND["apfl", "drift"] = cell([1.0, 1.0], up=None)
+def cell(task, received, trained, **more):
+    """A cell with these accuracies of two clients in two seeds."""
+    scores = {
+        name: Scores({"learning_rate": "0.1"}, "python", [list(ones), list(ones)])
+        for name, ones in (("received", received), ("trained", trained))
+    }
+    validation = {"received": [100 * received[0], 10.0], "trained": [float("nan"), 70.0]}
+    tried = {"learning_rate": ["0.1", "1"]}
+    facts = (task.algorithm, task.setting, task.revision, "1", task.command)
+    return Cell(*facts, tried, validation, scores, [1, 2], [100, 100], 0.2, 0.2, 36.0, **more)
 
 
-def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
-    names, left_out = leaderboard.select(FOUND)
-    assert names == ["ditto", "fedavg"]
-    assert left_out["hetlora"] == "the same numbers as `fedavg`"
-    assert left_out["waffle"] == "it has models for some of the clients"
-    assert left_out["apfl"] == "it lacks a setting"
-    assert left_out["fedrep"] == "not run"
-    assert left_out["fedbn"] == "`mlp` has no batch normalization"
-    assert set(left_out) | set(names) == set(pfl.core.ALGORITHMS)
-    with pytest.raises(pfl.InputError, match="finished cells of all 6 settings"):
-        leaderboard.select({("apfl", "drift"): cell([1.0, 1.0])})
+def cells():
+    """Cells in which local is the best, fedprox the second, and waffle failed."""
+    accuracies = {"local": ((0.9, 0.8), (0.9, 0.8)), "fedavg": ((0.5, 0.6), (0.8, 0.6)),
+                  "fedprox": ((0.8, 0.8), (0.7, 0.7)), "waffle": ((0, 0), (0, 0))}  # fmt: skip
+    found = {(one.setting, one.algorithm): cell(one, *accuracies[one.algorithm]) for one in TASKS}
+    for at, one in found.items():
+        if at[1] == "waffle":
+            found[at] = replace(one, scores={}, error="InputError: too many clients.")
+    return found
 
 
-def test_sentences_on_single_rows():
-    """Of rows that score other models, and of rows that were measured before a change."""
-    text = leaderboard.moments(["ditto", "fedavg", "fedavg_ft", "pfl_da"])
-    assert "trained last (`ditto`, `pfl_da`)," in text and "fine-tuning (`fedavg_ft`)," in text
-    assert "`pfl_da` (its revision 1" in leaderboard.before_changes(["ditto", "pfl_da"])
-    assert leaderboard.before_changes(["ditto"]) == ""
-
-
-def test_files(tmp_path):
-    leaderboard.write(tmp_path, FOUND)
-    page = (tmp_path / "README.md").read_text()
-    assert "2 algorithms in six settings" in page and "7 rounds" in page
-    assert "tries the learning\nrates 0.01, 0.1 and 0.3 with one seed" in page
-    assert "Compile" not in page
-    assert "the model that it trained last (`ditto`)," in page and "fine-tuning (" not in page
-    assert "Measured before a change" not in page
-    assert "| [`ditto`](../algorithms/ditto.md) | 1.0 | 80.00 ± " in page
-    assert "rows, which choose it everywhere: `fedavg`." in page.replace("\n", " ")
-    rows = list(csv.DictReader((tmp_path / leaderboard_cells.CELLS).open()))
-    assert len(rows) == len(FOUND)
-    first = next(row for row in rows if row["algorithm"] == "ditto")
-    assert first["accuracy_percent_seed_1"] == "90.0" and first["learning_rate"] == "0.3"
-
-
-def test_the_page_is_made_again_from_its_file(tmp_path, capsys):
-    leaderboard.write(tmp_path, FOUND)
-    files = {path: path.read_text() for path in tmp_path.iterdir()}
-    assert leaderboard_cells.kept(tmp_path) == FOUND
-    assert leaderboard.main(["leaderboard", str(tmp_path)]) == 0
-    assert {path: path.read_text() for path in tmp_path.iterdir()} == files
-    (tmp_path / leaderboard_cells.CELLS).write_text("algorithm,setting\nditto,drift\n")
-    assert leaderboard.main(["leaderboard", str(tmp_path)]) == 2
-    assert "is not a file of cells: KeyError" in capsys.readouterr().err
-    (tmp_path / leaderboard_cells.CELLS).unlink()
-    assert leaderboard.main(["leaderboard", str(tmp_path)]) == 2
-    assert "give folders of finished studies" in capsys.readouterr().err
-
-
-def test_cells_of_a_study(tmp_path, monkeypatch):
-    curve = np.array([[[0.1, one]] for one in (0.7, 0.9)])
-    values = {"algorithms": ["ditto"], "rounds": 7, "setting": [], "validation_fraction": 0.2}
-    summary = {"scored_clients": [0, 1, 2], "training": {"learning_rate": 0.3},
-               "traffic_mb_per_client_round": {"up": 0.204, "down": 2.0}}  # fmt: skip
-    one = SimpleNamespace(
-        algorithm="ditto", result=SimpleNamespace(curve=lambda: curve), seeds=(0, 1), num_clients=4,
-        config={"flags": {"comparison": values | {"learning_rate": 0.3}}}, summary=summary,
-    )  # fmt: skip
-    monkeypatch.setattr(leaderboard_cells, "read", lambda _: one)
-    for study_ in ("a", "b"):
-        tuning = tmp_path / study_ / "tuning" / "drift" / "row"
-        for place in (tuning, tmp_path / study_ / "drift" / "row" / "ditto"):
-            place.mkdir(parents=True)
-        (tmp_path / study_ / "drift" / "row" / "ditto" / "summary.json").touch()
-        (tuning / "sweep.csv").write_text("algorithm,learning_rate,seed\nx,1,0\nx,0.3,0\nx,1,1\n")
-    (found,) = leaderboard_cells.load([tmp_path / "a"]).items()
-    words = ["--algorithms=ditto", "--rounds=7", "--validation_fraction=0.2", "--learning_rate=0.3"]
-    command = f"python -m experiments.run {' '.join(words)}"
-    accuracies = {"0": 70.0, "1": 90.0}
-    expected = leaderboard_cells.Cell(accuracies, 0.3, (0.3, 1.0), 0.204, False, command)
-    assert found == (("ditto", "drift"), expected)
-    with pytest.raises(pfl.InputError, match="ditto, drift is in two of the folders"):
-        leaderboard_cells.load([tmp_path / "a", tmp_path / "b"])
-
-
-def test_times_of_the_benchmark(tmp_path):
-    times = {"fedavg": {"median": 0.2, "prepare": 3.0, "seconds": [0.2, 0.1, 0.2]}}
-    measured: dict = {"timings": times, "machine": {"processor": "a CPU"}, "quick": False}
-    measured["ratios"] = []
-    file = tmp_path / leaderboard.TIMINGS
-    file.write_text(json.dumps({"i": measured}))
-    leaderboard.write(tmp_path, FOUND)
-    page = (tmp_path / "README.md").read_text()
-    assert "| MB up | Round | Compile |" in page and "medians of 3 turns, on a CPU\n" in page
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| [`")]
-    assert [row[-2:] for row in rows] == [["-", "- |"], ["1.00", "3.0 |"]]
-    times["ditto"] = {"median": 0.5, "prepare": 4.04}
-    measured["ratios"] = [{"what": of_fedavg("ditto"), "value": 2.4}]
-    file.write_text(json.dumps({"i": measured}))
-    leaderboard.write(tmp_path, FOUND)
-    assert "| 0.20 | 2.40 | 4.0 |" in (tmp_path / "README.md").read_text()
-    for other in ({"i": measured | {"quick": True}}, {"a": measured}):
-        file.write_text(json.dumps(other))
-        with pytest.raises(pfl.InputError, match="in full size"):
-            leaderboard.timings(tmp_path)
-
-
-def test_cells_that_cannot_be_compared(tmp_path):
-    fine, other = cell([0.7, 0.9]), "--algorithms=ditto --rounds=8"
-    three = {"0": 1.0, "1": 2.0, "2": 3.0}
-    for place, changed, said in (
-        (("ditto", "drift"), replace(fine, learning_rate=1.0), "did not choose among"),
-        (("ditto", "drift"), replace(fine, accuracies=three), "for each seed of 0, 1"),
-        (("ditto", "drift"), cell([0.7, 2.0]), "an accuracy in 0..100"),
-        (("dito", "drift"), fine, "no such algorithm or setting"),
-        (("ditto", "drift"), replace(fine, command=f"a b c {other}"), "fedavg in flags: rounds"),
-        (("ditto", "drift"), replace(fine, command="a b c --rounds='8"), "can't be read: No clos"),
+def test_the_table_has_every_algorithm_with_values_that_it_takes(tmp_path, monkeypatch):
+    rows = leaderboard_cells.rows()
+    assert set(rows) == set(pfl.core.ALGORITHMS)
+    for name, row in rows.items():
+        trials = 1
+        for word in row.grids("0.003,0.01,0.03,0.1,0.3"):
+            trials *= len(set(word.split(",")))
+        assert trials == 15, name
+        assert row.origin or not row.grid, name
+    assert Row("local").grids("0.01,0.1") == ["learning_rate=0.0068,0.01,0.015,0.068,0.1,0.15"]
+    text = leaderboard_cells.TABLE.read_text()
+    for wrong, said in (
+        (text.replace("[local]\n", ""), "of each algorithm: see local"),
+        (text.replace("top_k=2,5,10", "top_k=0,5,10"), "top_k"),
+        (text.replace("top_k=2", "topk=2"), "top_k"),
+        (text.replace('from = "paper: 5', 'form = "paper: 5'), "see feddwa"),
     ):
+        (tmp_path / "rows.toml").write_text(wrong)
+        monkeypatch.setattr(leaderboard_cells, "TABLE", tmp_path / "rows.toml")
         with pytest.raises(pfl.InputError, match=said):
-            leaderboard.write(tmp_path, {("fedavg", "drift"): fine, place: changed})
+            leaderboard_cells.rows.__wrapped__()
+
+
+def test_tasks_are_the_presets_settings_one_after_the_other():
+    tasks = leaderboard_cells.tasks()
+    settings = list(dict.fromkeys(one.setting for one in tasks))
+    assert settings == list(leaderboard.SETTINGS)
+    runs = [one for one in tasks if one.setting == "sampled"]
+    assert [one.algorithm for one in runs] == [
+        name for name, row in leaderboard_cells.rows().items() if not row.out
+    ]
+    one = next(one for one in runs if one.algorithm == "cfl")
+    assert {"--num_clients=100", "--set=cfl.first_split=4", "--num_seeds=1", "--moments=both",
+            "--grid=cfl.mean_below=0.4,0.8,1.6"} <= set(one.words)  # fmt: skip
+    known = flags.parse(["study", f"--preset={leaderboard_cells.PRESET}"], study.define)
+    assert known.train_samples == 300 and known.validation_fraction == 0.2
+    assert known.rounds == 20 and known.local_epochs == 2  # as the page says
+
+
+def test_a_cell_is_kept_whole_and_measured_again_when_it_is_another(tmp_path):
+    one = cell(FEDPROX, (0.5, 0.25), (float("nan"), 1.0))
+    one.write(tmp_path)
+    (found,) = leaderboard_cells.kept(tmp_path).values()
+    assert found.algorithm == "fedprox" and np.isnan(found.scores["trained"].by_client[:, 0]).all()
+    assert found.scores["received"] == one.scores["received"] and found.seeds == [1, 2]
+    of = leaderboard_cells.missing
+    assert of([FEDPROX], {("drift", "fedprox"): found}) == []
+    for other in (replace(found, revision="1.0"), replace(found, command="x")):
+        assert of([FEDPROX], {("drift", "fedprox"): other}) == [FEDPROX]
+    assert of([FEDPROX], {}) == [FEDPROX]
+    path = tmp_path / "drift" / "fedprox.json"
+    values = json.loads(path.read_text())
+    for wrong in (values | {"seeds": [1]}, values | {"more": 1}, {}):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(pfl.InputError, match="not the file of a cell"):
+            leaderboard_cells.kept(tmp_path)
+
+
+def test_the_queue_measures_what_is_missing(tmp_path, monkeypatch, capsys):
+    refused = replace(FEDPROX, setting="grouped", words=(*FEDPROX.words, "--alpha=-1"))
+    monkeypatch.setattr(leaderboard_queue, "tasks", lambda: [refused, FEDPROX])
+    words = ["queue", str(tmp_path), "--compilation_cache="]
+    assert leaderboard_queue.main([*words, "--hours=-1"]) == 0 and not list(tmp_path.iterdir())
+    assert leaderboard_queue.main([*words, "--settings=drif"]) == 2
+    assert "Did you mean 'drift'" in capsys.readouterr().err
+    assert leaderboard_queue.main(words) == 0
+    found = leaderboard_cells.kept(tmp_path)
+    assert "alpha" in found["grouped", "fedprox"].error
+    one = found["drift", "fedprox"]
+    assert one.seeds == [1, 2, 3] and len(one.validation["trained"]) == 4 and not one.error
+    assert one.tried["fedprox.proximal_weight"] == ["0.1", "1", "0.1", "1"]
+    for moment, scores in one.scores.items():
+        best = int(np.argmax(one.validation[moment]))
+        assert scores.chosen == {name: values[best] for name, values in one.tried.items()}
+        assert f"--set=fedprox.proximal_weight={scores.chosen['fedprox.proximal_weight']}" in (
+            scores.command
+        )
+        assert scores.by_client.shape == (3, 4) and (scores.by_client > 0.2).all()
+    monkeypatch.setattr(sweep, "planned", lambda *_: pytest.fail("measured again"))
+    assert leaderboard_queue.main(words) == 0
+
+
+def test_a_stopped_queue_leaves_no_cell(tmp_path, monkeypatch):
+    def stopped(task, words, folder, stop):
+        stop.signal = signal.SIGTERM
+        raise Stopped(1)
+
+    monkeypatch.setattr(leaderboard_queue, "tasks", lambda: [FEDPROX])
+    monkeypatch.setattr(leaderboard_queue, "measured", stopped)
+    assert leaderboard_queue.main(["queue", str(tmp_path)]) == 128 + signal.SIGTERM
     assert not list(tmp_path.iterdir())
-    with pytest.raises(pfl.InputError, match=r"sweep.csv does not exist"):
-        leaderboard_cells.tried(tmp_path)
-    (tmp_path / "sweep.csv").write_text("algorithm,learning_rate,feddwa.top_k,seed\nx,1,2,0\n")
-    with pytest.raises(pfl.InputError, match="other hyperparameters than learning_rate"):
-        leaderboard_cells.tried(tmp_path)
-    leaderboard.write(tmp_path, FOUND)
-    with (tmp_path / leaderboard_cells.CELLS).open("a+") as file:
-        file.seek(0)
-        file.write(file.readlines()[-1])
-    with pytest.raises(pfl.InputError, match="is there twice"):
-        leaderboard_cells.kept(tmp_path)
 
 
-def test_the_documentation_has_the_page_of_its_file(tmp_path):
-    docs = ROOT / "docs" / "leaderboard"
-    for name in (leaderboard_cells.CELLS, leaderboard.TIMINGS):
-        (tmp_path / name).write_bytes((docs / name).read_bytes())
-    leaderboard.write(tmp_path, leaderboard_cells.kept(tmp_path))
-    ours, theirs = ((at / leaderboard_cells.CELLS).read_text() for at in (tmp_path, docs))
-    assert ours == theirs
-    rows, shown = (
-        [line for line in (place / "README.md").read_text().splitlines() if line.startswith("| [")]
-        for place in (tmp_path, docs)
-    )
-    assert rows == shown and len(rows) > 70
+def test_what_is_ranked():
+    found = cells()
+    board = leaderboard_board.Board.of(found, TASKS)
+    assert board.names == ["local", "fedprox", "fedavg"]
+    assert leaderboard_board.best_moment(found["drift", "fedavg"]) == "trained"
+    assert leaderboard_board.best_moment(found["drift", "fedprox"]) == "received"
+    assert leaderboard_board.scores(found["drift", "fedavg"], "best") == pytest.approx([70, 70])
+    local, fedavg = found["drift", "local"], found["drift", "fedavg"]
+    assert leaderboard_board.harmed(fedavg, "trained", local, "received") == 100
+    assert leaderboard_board.harmed(local, "received", fedavg, "trained") == 0
+    assert board.hours() == {}
+    del found["drift", "fedprox"], found["drift", "local"]
+    found["grouped", "fedprox"] = replace(found["grouped", "fedprox"], command="of other flags")
+    found["features", "local"] = replace(found["features", "local"], revision="0.1")
+    with pytest.raises(pfl.InputError, match="4 settings have cells of 90% of the rows"):
+        leaderboard_board.Board.of(found, TASKS)
+    del found["grouped", "fedprox"]
+    found |= {("grouped", "fedprox"): cells()["grouped", "fedprox"]}
+    board = leaderboard_board.Board.of(found, TASKS)
+    assert "drift" not in board.settings and board.names == ["local", "fedprox", "fedavg"]
+    assert board.changed("local") and not board.changed("fedprox")
+    assert board.hours() == pytest.approx({"features": 0.01, "drift": 0.02})
 
 
-def test_the_page_states_the_preset():
-    known = flags.parse(["study", "--preset=study/leaderboard"], study.define)
-    assert known["train_samples"].value == 300 and known["local_epochs"].value == 2
-    assert known["dataset"].value == "fashion_mnist" and known["validation_fraction"].value == 0.2
-    given = [word.split(":")[0] for word in known["setting"].value]
-    assert given == list(leaderboard_cells.SETTINGS)
+def test_the_page(tmp_path):
+    found = cells()
+    del found["drift", "fedprox"]
+    for at in (one for one in cells() if one[0] == "features"):
+        found[at] = replace(found[at], revision="0.1")
+    ratios = [{"what": of_fedavg("fedprox"), "value": 2.4}]
+    timings = {"timings": {"fedprox": {"prepare": 4.04}}, "machine": {"processor": "a CPU"}}
+    timings |= {"ratios": ratios, "quick": False}
+    (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings}))
+    leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS))
+    page = (tmp_path / "README.md").read_text()
+    assert "3 algorithms in 5 settings" in page and "Compile: seconds, on a CPU" in page
+    row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
+    assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
+    assert row.endswith("| 0.20 | 2.40 | 4.0 |")
+    assert "Drift (unfinished)" in page and "| `local` | 85.00 ± 0.00 |" in page
+    assert "- `waffle`: dirichlet: InputError: too many clients." in page
+    assert "marked *: `local`, `fedprox`, `fedavg`." in page
+    assert "- Not run in Drift: about 0.0 CPU hours." in page
+    assert "- `fedbn`: no network here has batch normalization." in page
+    assert {"ranks.png", "cost.png"} <= {path.name for path in tmp_path.iterdir()}
+    (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings | {"quick": True}}))
+    with pytest.raises(pfl.InputError, match="in full size"):
+        leaderboard.timings(tmp_path)
 
 
-def test_leaderboard_without_runs(tmp_path):
-    with pytest.raises(pfl.InputError, match="has no finished cell"):
-        leaderboard_cells.load([tmp_path])
+def test_the_repositorys_cells_can_be_read():
+    folder = Path(__file__).resolve().parents[2] / "docs" / "leaderboard" / "cells"
+    found = leaderboard_cells.kept(folder)
+    every = {(one.setting, one.algorithm): one for one in leaderboard_cells.tasks()}
+    assert found and found.keys() <= every.keys()
+    assert all(one.command == every[at].command for at, one in found.items())

@@ -1,0 +1,123 @@
+"""What the leaderboard compares: complete settings, their rows, and the rows' ranks."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+import fedjax_pfl as pfl
+from fedjax_pfl.results.harm import Gains
+from fedjax_pfl.results.significance import FEWEST, Ranking
+from tools.leaderboard_cells import MOMENTS, Cell, Cells, Task, missing
+
+ENOUGH = 0.9  # of the rows, for a setting to count
+
+
+@dataclass(frozen=True)
+class Board:
+    """The cells of the leaderboard and what is compared.
+
+    Attributes:
+      cells: by setting and algorithm, of the present flags.
+      tasks: of all cells that there should be.
+    """
+
+    cells: Cells
+    tasks: Sequence[Task]
+
+    @classmethod
+    def of(cls, cells: Cells, tasks_: Sequence[Task]) -> "Board":
+        """Return the board without cells of other flags.
+
+        Raises:
+          InputError: fewer settings than a test needs.
+        """
+        held = {(one.setting, one.algorithm): one.command for one in tasks_}
+        board = cls({at: one for at, one in cells.items() if held.get(at) == one.command}, tasks_)
+        if len(board.settings) < FEWEST:
+            raise pfl.InputError(
+                f"{len(board.settings)} settings have cells of {ENOUGH:.0%} of the rows, and a "
+                f"ranking needs {FEWEST}: run tools.leaderboard_queue."
+            )
+        return board
+
+    @cached_property
+    def finished(self) -> list[str]:
+        """Settings with cells of enough of their rows, failed ones included."""
+        asked = [one.setting for one in self.tasks]
+        there = [setting for setting, _ in self.cells]
+        return [s for s in dict.fromkeys(asked) if there.count(s) >= ENOUGH * asked.count(s)]
+
+    @cached_property
+    def settings(self) -> list[str]:
+        """Those of them in which all rows run."""
+        asked = Counter(one.setting for one in self.tasks)
+        return [s for s in self.finished if asked[s] == max(asked.values())]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Algorithms with scores in all settings of all rows, the best mean rank first."""
+        names = self.scored(self.settings)
+        ranks = self.ranking("best", names, self.settings).mean_ranks
+        return [names[i] for i in np.argsort(ranks, kind="stable")]
+
+    def scored(self, settings: Sequence[str]) -> list[str]:
+        """Return the algorithms with scores in all of these settings."""
+        every = dict.fromkeys(one.algorithm for one in self.tasks)
+        return [name for name in every
+                if all((cell := self.cells.get((s, name))) and not cell.error
+                       for s in settings)]  # fmt: skip
+
+    def ranking(self, moment: str, names: Sequence[str], settings: Sequence[str]) -> Ranking:
+        """Return the ranking of algorithms by their means over clients and seeds."""
+        means = [[scores(self.cells[s, name], moment).mean() for name in names]
+                 for s in settings]  # fmt: skip
+        return Ranking(names, settings, np.array(means))
+
+    def hours(self) -> dict[str, float]:
+        """Return the CPU hours of the cells that are missing, by setting.
+
+        A cell costs as much as its algorithm's others, or else as all others, in the mean.
+        """
+        spent: dict[str, list[float]] = {}
+        for (_, name), one in self.cells.items():
+            spent.setdefault(name, []).append(one.cpu_seconds)
+        usual = np.mean([np.mean(some) for some in spent.values()])
+        found: dict[str, float] = {}
+        for one in missing(self.tasks, self.cells):
+            cost = np.mean(spent.get(one.algorithm, usual)) / 3600
+            found[one.setting] = found.get(one.setting, 0.0) + float(cost)
+        return found
+
+    def changed(self, name: str) -> bool:
+        """Return whether a cell of the algorithm is of another revision than today's."""
+        now = {one.algorithm: one.revision for one in self.tasks}
+        return any(one.revision != now[name] for (_, n), one in self.cells.items() if n == name)
+
+
+def best_moment(cell: Cell) -> str:
+    """Return the moment with the best validation score."""
+    return max(MOMENTS, key=lambda moment: np.nanmax([*cell.validation[moment], -1]))
+
+
+def by_client(cell: Cell, moment: str) -> np.ndarray:
+    """Return accuracies [S, N] of a moment, or of the "best" one."""
+    return cell.scores[best_moment(cell) if moment == "best" else moment].by_client
+
+
+def scores(cell: Cell, moment: str) -> np.ndarray:
+    """Return percent by seed [S], means over clients."""
+    return 100 * np.nanmean(by_client(cell, moment), axis=1)
+
+
+def harmed(cell: Cell, moment: str, baseline: Cell, its_moment: str) -> float:
+    """Return the percentage of pairs that are worse by more than a standard error."""
+    sizes = np.array(cell.test_sizes)
+    mine, other = (np.rint(by_client(one, at) * sizes)
+                   for one, at in ((cell, moment), (baseline, its_moment)))  # fmt: skip
+    mean = (mine + other) / (2 * sizes)
+    errors = np.sqrt(mean * (1 - mean) / sizes)
+    gains = Gains((mine - other) / sizes, errors, tuple(cell.seeds), np.arange(len(sizes)))
+    return 100 * float(np.nanmean(gains.harmed))

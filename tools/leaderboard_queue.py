@@ -1,0 +1,136 @@
+"""The queue of the leaderboard: `python -m tools.leaderboard_queue FOLDER [FLAGS]`.
+
+Measures the cells that FOLDER (docs/leaderboard/cells) lacks, or whose algorithm or flags have
+changed, in the order of `leaderboard.toml`, one setting after the other. FLAGS are further ones of
+`experiments.sweep`, such as --data_dir. It may be stopped and killed at any time: a cell is written
+when it is complete. A cell that fails is kept with its error; delete its file to repeat it.
+"""
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import fedjax_pfl as pfl
+from experiments import sweep
+from experiments.cli import shell
+from experiments.cli.simulating import Stopped, Stopper
+from experiments.grid.axes import Program, setting_words
+from experiments.run import cache_programs
+from tools.leaderboard_cells import (
+    MOMENTS,
+    SEED,
+    SEEDS,
+    Cell,
+    Scores,
+    Task,
+    explicit,
+    kept,
+    missing,
+    tasks,
+)  # fmt: skip
+
+
+def measured(task: Task, words: Sequence[str], folder: Path, stop: Stopper) -> Cell:
+    """Tune an algorithm in a setting for each moment, and score the choices with other seeds.
+
+    Args:
+      words: further flags, of places.
+      folder: for the results, which are not kept.
+
+    Raises:
+      InputError: it can't run there.
+      Stopped: it was asked to end.
+    """
+    began = time.process_time()
+    argv = ["sweep", *task.words, *words, f"--output_dir={folder / 'tuning'}"]
+    plan = sweep.planned(argv, sweep.define)
+    cache_programs(plan.config)
+    tried: list[tuple[Program, dict[str, str]]] = []
+    validation: dict[str, list[float]] = {moment: [] for moment in MOMENTS}
+    (plan.output / "results").mkdir(parents=True)
+    for program in plan.programs:
+        result = sweep.run_program(program, plan.output, stop)
+        tried += [(program, inside) for inside in program.inside]
+        for moment, model in MOMENTS.items():
+            values = 100 * result.curve(model, "validation")[0, :, -1].astype(float)
+            validation[moment] += np.round(values, 3).tolist()
+    best = {
+        name: int(np.nan_to_num(values, nan=-1).argmax()) for name, values in validation.items()
+    }
+    output = folder / "final"
+    (output / "results").mkdir(parents=True)
+    scores, results = {}, []
+    for moment, model in MOMENTS.items():
+        program, inside = tried[best[moment]]
+        both = [tried[k][1] for k in sorted(set(best.values())) if tried[k][0] is program]
+        config = program.config.replace(seed=SEED + 1, num_seeds=SEEDS)
+        final = replace(program, inside=both, config=config)
+        result = sweep.run_program(final, output, stop)  # read, if it is the other moment's
+        chosen = {**program.fixed, **inside}
+        flags_ = [*explicit(config), *setting_words(inside)]
+        scores[moment] = Scores(
+            chosen,
+            f"python -m experiments.run {shlex.join(flags_)}",
+            np.round(result.values(model)[:, both.index(inside), -1].astype(float), 4).tolist(),
+        )
+        results.append((result, both.index(inside)))
+    result, at = results[0]
+    sent = result.traffic_mb_per_client_round(at)
+    return Cell(
+        task.algorithm, task.setting, task.revision, pfl.__version__, task.command,
+        {name: [{**p.fixed, **inside}[name] for p, inside in tried] for name in chosen},
+        validation, scores, list(result.seeds), np.asarray(result.test_sizes).tolist(),
+        round(sent["up"], 4), round(sent["down"], 4), round(time.process_time() - began, 1),
+    )  # fmt: skip
+
+
+@shell.script(shell.GOES_ON)
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.leaderboard_queue", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hours", type=float, default=float("inf"), help="no cell begins later")
+    parser.add_argument("--settings", default="", help="only these, NAME,NAME")
+    parser.add_argument("--algorithms", default="", help="only these, NAME,NAME")
+    args, words = parser.parse_known_args(argv[1:])
+    every = tasks()
+    for name, known in (("settings", {one.setting for one in every}),
+                        ("algorithms", {one.algorithm for one in every})):  # fmt: skip
+        for word in filter(None, getattr(args, name).split(",")):
+            if word not in known:
+                raise pfl.core.unknown_name(f"name in --{name}", word, sorted(known))
+    end = time.monotonic() + 3600 * args.hours
+    asked = [task for task in every
+             if task.setting in (args.settings or task.setting).split(",")
+             and task.algorithm in (args.algorithms or task.algorithm).split(",")]  # fmt: skip
+    queue = missing(asked, kept(args.folder))
+    for number, task in enumerate(queue, start=1):
+        if time.monotonic() > end:
+            break
+        print(f"\n[{number}/{len(queue)}] {task.algorithm}, {task.setting}", flush=True)
+        with tempfile.TemporaryDirectory() as place, Stopper() as stop:
+            try:
+                cell = measured(task, words, Path(place), stop)
+            except Stopped:
+                raise shell.Interrupted(128 + stop.signal) from None
+            except Exception as error:  # any: the other cells can still be measured
+                text = f"{type(error).__name__}: {error}"[:500]
+                cell = Cell(task.algorithm, task.setting, task.revision, pfl.__version__,
+                            task.command, error=text)  # fmt: skip
+                print(text, file=sys.stderr)
+        cell.write(args.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    shell.leave(main)
