@@ -6,23 +6,23 @@ same page.
 """
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.table import MISSING, Table
 from fedjax_pfl.utils.metric_names import ACCURACY
 from tools import arguments, leaderboard_pictures
 from tools.benchmark.cases import of_fedavg
-from tools.leaderboard_board import Board, by_client, harmed, scores
+from tools.leaderboard_board import Board, by_client, edges, harmed, scores
 from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
 
 SETTINGS = {
@@ -43,14 +43,24 @@ SETTINGS = {
     "cifar10_sampled": ("CIFAR-10, 100 clients, sampled", "CIFAR-10, 100 clients, Dir(0.5); a "
                         "fifth takes part in each round"),
 }  # fmt: skip
-PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla", "heurpfedla")
+# The rivals that each paper's main table places below its method in most columns of skewed labels.
+PAPERS = {
+    "feddwa": "local fedavg fedprox fedavgm fedavg_ft sfl perfedavg pfedme cfl fedrod fedamp "
+              "fedfomo l2c",
+    "waffle": "local fedavg scaffold apfl",
+    "cwfedavg": "fedavg fedprox fedfomo cfl ifca",
+    "spfl": "fedavg fedupdate perfedavg_spfl pfedme spfl_w",
+    "plga": "fedavg fedasync perfedavg_async",
+    "pfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
+    "heurpfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
+}  # fmt: skip
+FEW = 12  # of the best, in the picture
 BASELINES = ("local", "fedavg", "fedavg_ft")
 TIMINGS = "timings.json"
 TEXT = """\
 # Leaderboard
 
-![Mean ranks with intervals: the best 20, the baselines and the papers' methods.](ranks.png)
-![Accuracy by time of a round.](cost.png)
+![Left: mean ranks with intervals. Right: accuracy by time of a round.](ranks.png)
 
 {count} algorithms in {settings} settings, each tuned by the same rule:
 
@@ -82,13 +92,20 @@ Settings of one data set deal the same samples differently: they are no independ
 tasks, and the tests are optimistic. The [cells](cells) have each client's accuracy, all trials, and
 the commands that repeat them.
 
+## The papers' claims
+
+Of the rivals that most columns of its paper's main table place below a method, the number that it
+exceeds here, received / trained, in means over clients and seeds:
+
+{claims}
+
 ## All rows
 
 Means over the settings. Rank: of *best*, 1 is the first, with its range over settings. Worst: the
 worst tenth of clients. Harmed: [pairs](../comparing.md#harmed-clients) of client and seed that are
 worse than `local`, and than FedAvg's model after local training. MB up: of a client in a round of
-the first setting. Round: the time of a round divided by FedAvg's; Compile: seconds{machine}. Ratios
-within a third of each other are not told apart.
+the first setting. Round: the time of a round divided by FedAvg's; Compile: seconds, on {machine}.
+Ratios within a third of each other are not told apart.{edges}
 
 {overall}
 
@@ -111,15 +128,43 @@ python -m tools.leaderboard docs/leaderboard
 """
 
 
-def overall(board: Board, measured: dict[str, Any] | None) -> Table:
-    """Return the table of means over settings, with the benchmark's times if measured."""
+class Timings(NamedTuple):
+    """What case i of the benchmark measured, by algorithm.
+
+    Attributes:
+      rounds: times of a round, in FedAvg's; compile: seconds.
+      machine: its processor.
+    """
+
+    rounds: dict[str, float]
+    compile: dict[str, float]
+    machine: str
+
+
+def timings(folder: Path) -> Timings:
+    """Return the measured case of the benchmark.
+
+    Raises:
+      InputError: no file, another case, or one of the tiny workload.
+    """
+    measured = read_json(folder / TIMINGS).get("i")
+    if measured is None or measured["quick"]:
+        raise pfl.InputError(
+            f"{folder / TIMINGS} is not of `tools.benchmark --case=i` in full size."
+        )
+    ratios = {one["what"]: one["value"] for one in measured["ratios"]}
+    rounds = {name: ratios.get(of_fedavg(name), 1.0) for name in measured["timings"]}
+    compile_ = {name: one["prepare"] for name, one in measured["timings"].items()}
+    return Timings(rounds, compile_, measured["machine"]["processor"])
+
+
+def overall(board: Board, measured: Timings) -> Table:
+    """Return the table of means over settings, with the benchmark's times."""
     heading = ["Algorithm", "Rank", "Range", *(f"{m}" for m in ("Received", "Trained", "Best")),
                "Worst, received", "Worst, trained", "Harmed vs local, received",
                "Harmed vs local, trained", "Harmed vs FedAvg, received",
                "Harmed vs FedAvg, trained", "MB up", "Round", "Compile"]  # fmt: skip
     ranking, body = board.ranking("best", board.names, board.settings), []
-    times = measured["timings"] if measured else {}
-    ratios = {one["what"]: one["value"] for one in measured["ratios"]} if measured else {}
     for k, name in enumerate(board.names):
         own = [board.cells[s, name] for s in board.settings]
         line: list[float] = [np.mean([scores(one, m).mean() for one in own])
@@ -134,23 +179,22 @@ def overall(board: Board, measured: dict[str, Any] | None) -> Table:
             f"[`{name}`](../algorithms/{page(name)}.md){' *' * board.changed(name)}",
             f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
             *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
-            f"{own[0].mb_up:.2f}", f"{ratios.get(of_fedavg(name), 1.0):.2f}" if name in times
-            else MISSING, f"{times[name]['prepare']:.1f}" if name in times else MISSING,
+            f"{own[0].mb_up:.2f}",
+            *(MISSING if name not in known else f"{known[name]:{form}}"
+              for known, form in ((measured.rounds, ".2f"), (measured.compile, ".1f"))),
         ])  # fmt: skip
     return Table.of_cells(heading, body)
 
 
 def by_setting(board: Board, moment: str) -> Table:
     """Return the accuracies at a moment, ± half of the 95 % interval over seeds."""
-    columns = [s for s in dict.fromkeys(one.setting for one in board.tasks)
-               if any(setting == s for setting, _ in board.cells)]  # fmt: skip
+    columns = board.columns
     others = [name for name in rows() if name not in board.names]
     body = []
     for name in (*board.names, *others):
-        cells = [board.cells.get((s, name)) for s in columns]
-        if any(one is not None and not one.error for one in cells):
-            shown = [mean_with_interval(scores(one, moment)) if one and not one.error else MISSING
-                     for one in cells]  # fmt: skip
+        cells = [board.scored_cell(s, name) for s in columns]
+        if any(cells):
+            shown = [mean_with_interval(scores(one, moment)) if one else MISSING for one in cells]
             body.append([f"`{name}`", *shown])
     unfinished = {s: "" if s in board.finished else " (unfinished)" for s in columns}
     return Table.of_cells(["Algorithm", *(SETTINGS[s][0] + unfinished[s] for s in columns)], body)
@@ -176,6 +220,23 @@ def conclusions(board: Board) -> str:
             f"correction tells apart {listed(told) or 'none'}. First ten: {listed(order[:10])}."
         )
     return "\n\n".join(found)
+
+
+def claims(board: Board) -> Table:
+    """Return how many of its paper's rivals each method exceeds, by setting."""
+    columns, body = board.columns, []
+    for name, rivals in PAPERS.items():
+        line = [f"`{name}`", str(len(rivals.split()))]
+        for setting in columns:
+            own, *others = (board.scored_cell(setting, one) for one in (name, *rivals.split()))
+            if own is None or None in others:
+                line.append(MISSING)
+                continue
+            counts = [sum(scores(own, at).mean() > scores(one, at).mean() for one in others)
+                      for at in MOMENTS]  # fmt: skip
+            line.append(" / ".join(map(str, counts)))
+        body.append(line)
+    return Table.of_cells(["Method", "Rivals", *(SETTINGS[s][0] for s in columns)], body)
 
 
 def listed(names: Sequence[str] | dict[str, float]) -> str:
@@ -207,40 +268,26 @@ def page(name: str) -> str:
     return next(one.stem for one in sorted(folder.glob("*.md")) if f"`{name}`" in one.read_text())
 
 
-def timings(folder: Path) -> dict[str, Any] | None:
-    """Return the measured case of the benchmark, if its file is in the folder.
-
-    Raises:
-      InputError: another case, or one of the tiny workload.
-    """
-    file = folder / TIMINGS
-    if not file.exists():
-        return None
-    measured = json.loads(file.read_text(encoding="utf-8")).get("i")
-    if measured is None or measured["quick"]:
-        raise pfl.InputError(f"{file} is not of `tools.benchmark --case=i` in full size.")
-    return measured
-
-
 def write(folder: Path, board: Board) -> None:
     """Write the page and its pictures."""
     measured, names = timings(folder), board.names
     text = TEXT.format(
         count=len(names), settings=len(board.settings), first=FIRST, conclusions=conclusions(board),
+        claims=claims(board).to_markdown(), edges=edges(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {title} | {about} |" for title, about in SETTINGS.values()),
-        machine=f", on {measured['machine']['processor']}" if measured else "",
+        machine=measured.machine,
         overall=overall(board, measured).to_markdown(),
         by_setting="\n\n".join(f"### {moment.capitalize()}\n\n"
                                f"{by_setting(board, moment).to_markdown()}" for moment in MOMENTS),
     )  # fmt: skip
+    marked = (*BASELINES, *PAPERS)
+    shown = [name for k, name in enumerate(names) if k < FEW or name in marked]
     ranking = board.ranking("best", names, board.settings)
-    shown = [n for k, n in enumerate(names) if k < 20 or n in BASELINES + PAPERS]
-    leaderboard_pictures.ranks(folder / "ranks.png", ranking, shown, PAPERS)
-    if measured is not None:
-        ratios = {one["what"]: one["value"] for one in measured["ratios"]}
-        times = [ratios.get(of_fedavg(name), 1.0) for name in names]
-        leaderboard_pictures.cost(folder / "cost.png", ranking, times, BASELINES + PAPERS)
+    leaderboard_pictures.picture(
+        folder / "ranks.png", ranking, [measured.rounds.get(name, np.nan) for name in names],
+        shown, marked,
+    )  # fmt: skip
     write_text(folder / "README.md", text)
 
 

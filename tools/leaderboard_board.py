@@ -44,6 +44,12 @@ class Board:
         return board
 
     @cached_property
+    def columns(self) -> list[str]:
+        """Settings with some cell."""
+        there = {setting for setting, _ in self.cells}
+        return [s for s in dict.fromkeys(one.setting for one in self.tasks) if s in there]
+
+    @cached_property
     def finished(self) -> list[str]:
         """Settings with cells of enough of their rows, failed ones included."""
         asked = [one.setting for one in self.tasks]
@@ -66,9 +72,12 @@ class Board:
     def scored(self, settings: Sequence[str]) -> list[str]:
         """Return the algorithms with scores in all of these settings."""
         every = dict.fromkeys(one.algorithm for one in self.tasks)
-        return [name for name in every
-                if all((cell := self.cells.get((s, name))) and not cell.error
-                       for s in settings)]  # fmt: skip
+        return [name for name in every if all(self.scored_cell(s, name) for s in settings)]
+
+    def scored_cell(self, setting: str, name: str) -> Cell | None:
+        """Return a cell, or None if it is missing or failed."""
+        cell = self.cells.get((setting, name))
+        return None if cell is None or cell.error else cell
 
     def ranking(self, moment: str, names: Sequence[str], settings: Sequence[str]) -> Ranking:
         """Return the ranking of algorithms by their means over clients and seeds."""
@@ -121,3 +130,20 @@ def harmed(cell: Cell, moment: str, baseline: Cell, its_moment: str) -> float:
     errors = np.sqrt(mean * (1 - mean) / sizes)
     gains = Gains((mine - other) / sizes, errors, tuple(cell.seeds), np.arange(len(sizes)))
     return 100 * float(np.nanmean(gains.harmed))
+
+
+def edges(board: Board) -> str:
+    """Return a sentence on the rows that choose the first or last value in most settings."""
+    found: dict[str, list[str]] = {}
+    for name in board.names:
+        own = [board.cells[s, name] for s in board.settings]
+        for key in own[0].tried:
+            numbers = [(float(one.scores[best_moment(one)].chosen[key]),
+                        [float(word) for word in one.tried[key]]) for one in own]  # fmt: skip
+            for end, word in ((min, "smallest"), (max, "largest")):
+                if sum(value == end(tried) for value, tried in numbers) > len(own) / 2:
+                    found.setdefault(f"{word} {key.rpartition('.')[2]}", []).append(f"`{name}`")
+    text = "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items())
+    return f" Values beyond those tried may suit rows that choose most often the {text}." * bool(
+        text
+    )

@@ -100,19 +100,14 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hours", type=float, default=float("inf"), help="no cell begins later")
-    parser.add_argument("--settings", default="", help="only these, NAME,NAME")
-    parser.add_argument("--algorithms", default="", help="only these, NAME,NAME")
+    parser.add_argument("--only", default="", help="an algorithm, a setting, or both: NAME,NAME")
     args, words = parser.parse_known_args(argv[1:])
-    every = tasks()
-    for name, known in (("settings", {one.setting for one in every}),
-                        ("algorithms", {one.algorithm for one in every})):  # fmt: skip
-        for word in filter(None, getattr(args, name).split(",")):
-            if word not in known:
-                raise pfl.core.unknown_name(f"name in --{name}", word, sorted(known))
-    end = time.monotonic() + 3600 * args.hours
-    asked = [task for task in every
-             if task.setting in (args.settings or task.setting).split(",")
-             and task.algorithm in (args.algorithms or task.algorithm).split(",")]  # fmt: skip
+    asked, end = tasks(), time.monotonic() + 3600 * args.hours
+    for word in filter(None, args.only.split(",")):
+        known = dict.fromkeys(name for one in asked for name in (one.setting, one.algorithm))
+        if word not in known:
+            raise pfl.core.unknown_name("name in --only", word, known)
+        asked = [task for task in asked if word in (task.setting, task.algorithm)]
     queue = missing(asked, kept(args.folder))
     for number, task in enumerate(queue, start=1):
         if time.monotonic() > end:

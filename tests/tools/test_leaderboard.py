@@ -111,7 +111,7 @@ def test_the_queue_measures_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(leaderboard_queue, "tasks", lambda: [refused, FEDPROX])
     words = ["queue", str(tmp_path), "--compilation_cache="]
     assert leaderboard_queue.main([*words, "--hours=-1"]) == 0 and not list(tmp_path.iterdir())
-    assert leaderboard_queue.main([*words, "--settings=drif"]) == 2
+    assert leaderboard_queue.main([*words, "--only=drif"]) == 2
     assert "Did you mean 'drift'" in capsys.readouterr().err
     assert leaderboard_queue.main(words) == 0
     found = leaderboard_cells.kept(tmp_path)
@@ -165,8 +165,11 @@ def test_what_is_ranked():
     assert board.hours() == pytest.approx({"features": 0.01, "drift": 0.02})
 
 
-def test_the_page(tmp_path):
+def test_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaderboard, "PAPERS", {"fedprox": "local fedavg", "waffle": "local"})
     found = cells()
+    few = [Task(name, "cifar10_sampled", ("--x",)) for name in ("local", "fedavg")]
+    found |= {(one.setting, one.algorithm): cell(one, (0.9, 0.8), (0.9, 0.8)) for one in few}
     del found["drift", "fedprox"]
     for at in (one for one in cells() if one[0] == "features"):
         found[at] = replace(found[at], revision="0.1")
@@ -174,9 +177,9 @@ def test_the_page(tmp_path):
     timings = {"timings": {"fedprox": {"prepare": 4.04}}, "machine": {"processor": "a CPU"}}
     timings |= {"ratios": ratios, "quick": False}
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings}))
-    leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS))
+    leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS + few))
     page = (tmp_path / "README.md").read_text()
-    assert "3 algorithms in 5 settings" in page and "Compile: seconds, on a CPU" in page
+    assert "3 algorithms in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
     assert row.endswith("| 0.20 | 2.40 | 4.0 |")
@@ -185,7 +188,10 @@ def test_the_page(tmp_path):
     assert "marked *: `local`, `fedprox`, `fedavg`." in page
     assert "- Not run in Drift: about 0.0 CPU hours." in page
     assert "- `fedbn`: no network here has batch normalization." in page
-    assert {"ranks.png", "cost.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert "| `fedprox` | 2 | 1 / 0 |" in page and "| `waffle` | 1 | - | - |" in page
+    assert "Best, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page
+    assert "most often the smallest learning_rate: `local`, `fedprox`, `fedavg`." in page
+    assert (tmp_path / "ranks.png").read_bytes()[1:4] == b"PNG"
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings | {"quick": True}}))
     with pytest.raises(pfl.InputError, match="in full size"):
         leaderboard.timings(tmp_path)
