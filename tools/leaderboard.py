@@ -90,7 +90,7 @@ and one local epoch, and only for the first {first} rows of the table of hyperpa
 
 Settings of one data set deal the same samples differently: they are no independent samples of
 tasks, and the tests are optimistic. The [cells](cells) have each client's accuracy, all trials, and
-the commands that repeat them.
+the commands that repeat them; they took {spent:.1f} CPU hours.
 
 ## The papers' claims
 
@@ -112,6 +112,8 @@ Ratios within a third of each other are not told apart.{edges}
 {by_setting}
 
 ## Not in the table
+
+Algorithms of adapters have a [table of their own](../adapters_measured.md).
 
 {absent}
 
@@ -272,7 +274,9 @@ def write(folder: Path, board: Board) -> None:
     """Write the page and its pictures."""
     measured, names = timings(folder), board.names
     text = TEXT.format(
-        count=len(names), settings=len(board.settings), first=FIRST, conclusions=conclusions(board),
+        count=len(names), settings=len(board.settings), first=FIRST,
+        spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
+        conclusions=conclusions(board),
         claims=claims(board).to_markdown(), edges=edges(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {title} | {about} |" for title, about in SETTINGS.values()),

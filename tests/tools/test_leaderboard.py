@@ -186,6 +186,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert "Drift (unfinished)" in page and "| `local` | 85.00 ± 0.00 |" in page
     assert "- `waffle`: dirichlet: InputError: too many clients." in page
     assert "marked *: `local`, `fedprox`, `fedavg`." in page
+    assert "they took 0.2 CPU hours" in page
     assert "- Not run in Drift: about 0.0 CPU hours." in page
     assert "- `fedbn`: no network here has batch normalization." in page
     assert "| `fedprox` | 2 | 1 / 0 |" in page and "| `waffle` | 1 | - | - |" in page
