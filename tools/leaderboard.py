@@ -67,7 +67,8 @@ TEXT = """\
 - **Trials.** In each setting each row tries 15 combinations on validation samples, with one seed:
   five learning rates and three values of its main hyperparameter, of which one is the authors'
   ([table]({table_file})). A row without one tries fifteen learning rates over the same range.
-  Other hyperparameters have their defaults.
+  Those of `fedcp` and `feddbe` were set after a small sweep in the first setting, which is more
+  search than other rows had. Other hyperparameters have their defaults.
 - **Moments.** A model is scored as the client *received* it, and when a copy has been *trained* for
   one more round. Each moment has the combination that is best on its own validation samples. *Best*
   is the moment that is better on validation samples: to train once more is a choice, too, and
