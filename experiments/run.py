@@ -7,7 +7,6 @@ if __name__ == "__main__":  # before anything is loaded
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -89,18 +88,21 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         )
         facts = provenance.describe(experiment)
         try:
-            with Stopper() as stop:
+            with Stopper(partial(interrupted, experiment)) as stop:
                 compiled: dict[str, float] = {}
                 for name in config.instances:
                     if name in pending:
                         if name not in compiled:
                             compiled |= _compiled(experiment, pending[pending.index(name) :])
-                        result = run_algorithm(experiment, name, facts, stop, compiled[name])
-                        results |= {} if result is None else {name: result}
+                        run_algorithm(experiment, name, facts, stop, results, compiled[name])
                     processes.on_first(partial(_finish, experiment, name, results))
-        except (Stopped, KeyboardInterrupt) as error:
-            return interrupted(error, stop, results, output)
-        processes.on_first(lambda: _write_comparison(experiment, results, facts))
+            processes.on_first(lambda: _write_comparison(experiment, results, facts))
+        except Stopped as error:  # all processes are, if only one got a signal
+            return interrupted(experiment, max(processes.exchange(stop.signal)), error)
+        except OSError:  # such as a full disk
+            if results and processes.is_first():
+                show(results, config)
+            raise
     return 0 if quiet or not processes.is_first() else report(results, config, output)
 
 
@@ -172,26 +174,30 @@ def track(made: Inputs, results: dict[str, pfl.Result], output: Path) -> None:
         tracking.finish(made.config, output, name, made.identity, result)
 
 
-def interrupted(
-    error: Stopped | KeyboardInterrupt, stop: Stopper, results: dict, output: Path
-) -> int:
+def interrupted(experiment: Experiment, number: int, error: Stopped | None = None) -> int:
     """Print what is saved and how to continue; return the exit code."""
-    number = stop.signal
-    if isinstance(error, Stopped):  # all processes are, if only one got a signal
-        number = max(processes.exchange(number))
-    else:
-        distributed.leave_at_once()
-    done = ", ".join(results) or "none"
-    where = f", and the next one after round {error.round}" if isinstance(error, Stopped) else ""
+    config, output = experiment.config, experiment.output
+    missing = run_folder.pending(config, output, experiment.folder.blocks)
+    done = ", ".join(name for name in config.instances if name not in missing) or "none"
+    where = f", and the next one after round {error.round}" if error is not None else ""
     print(
         f"Interrupted. Finished algorithms: {done}{where}. Kept in {output}: the same command "
         "continues from there.",
         file=sys.stderr if processes.is_first() else sys.stdout,
     )
-    return 128 + (number or signal.SIGINT)
+    return 128 + number
 
 
 def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Path) -> int:
+    """Print the table, its notes and where the files are; return the exit code."""
+    show(results, config)
+    if config.new_clients:
+        print((output / new_clients.TABLE).read_text(encoding="utf-8"))
+    print(f"Table, pictures and a folder for each algorithm: {output}")
+    return 0
+
+
+def show(results: dict[str, pfl.Result], config: ExperimentConfig) -> None:
     """Print the table and its notes."""
     print()
     table = comparison_table.comparison(results, config.headline)
@@ -201,10 +207,6 @@ def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Pat
     lines = [f"Training: {training_line.describe_training(config, clients)}."]
     lines += comparison_table.headline_notes(results, config.headline)
     print("\n".join([*lines, comparison_table.caption(results)]) + "\n")
-    if config.new_clients:
-        print((output / new_clients.TABLE).read_text(encoding="utf-8"))
-    print(f"Table, pictures and a folder for each algorithm: {output}")
-    return 0
 
 
 def header(experiment: Experiment) -> list[str]:

@@ -6,10 +6,10 @@ if __name__ == "__main__":  # before anything is loaded
     launch("sweep")
 
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,14 +273,12 @@ def sweep(plan: Plan, quiet: bool = False) -> list[Outcome]:
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
-            with Stopper() as stop:
+            with Stopper(partial(interrupted, output)) as stop:
                 for program in queue:
                     result = run_program(program, output, stop)
                     ranked += outcomes(program, result, config.rank_by)
-        except (Stopped, KeyboardInterrupt):
-            message = f"Interrupted. Kept in {output}: the same command continues from there."
-            print(message, file=sys.stderr)
-            raise shell.Interrupted(128 + (stop.signal or signal.SIGINT)) from None
+        except Stopped:
+            raise shell.Interrupted(interrupted(output, stop.signal)) from None
         data = changing_data(entries["grid"])
         write(output, ranked, config.rank_by, heading, data, flags.given_words(config))
         shutil.rmtree(output / algorithm_folders.CHECKPOINTS, ignore_errors=True)
@@ -288,3 +286,10 @@ def sweep(plan: Plan, quiet: bool = False) -> list[Outcome]:
         notes = "".join(f"\n{line}\n" for line in footnotes(ranked, data))
         print(f"\n{table(ranked).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
     return ranked
+
+
+def interrupted(output: Path, number: int) -> int:
+    """Print where a sweep is kept; return the exit code after a signal."""
+    message = f"Interrupted. Kept in {output}: the same command continues from there."
+    print(message, file=sys.stderr)
+    return 128 + number

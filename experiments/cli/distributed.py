@@ -155,9 +155,3 @@ def end(code: int) -> None:
         sys.stderr.flush()
         os._exit(code)
     jax.distributed.shutdown()
-
-
-def leave_at_once() -> None:
-    """End this process without waiting; the others notice."""
-    if processes.is_distributed():
-        processes.lost_process()

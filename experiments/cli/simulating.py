@@ -1,8 +1,11 @@
 """The simulation of one algorithm of a run or sweep, which can be stopped and continued."""
 
 import contextlib
+import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     import pandas as pd  # slow imports: only where they are used
 
 CHUNK = 50  # rounds between two looks at `Stopper`, at most
+LATE = 4.0  # seconds after a signal, within which a run stops by itself
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPING = "\nStopping: rounds that end in a few seconds are kept. Once more stops at once."
 
 
 class Stopped(Exception):
@@ -38,38 +44,71 @@ class Stopped(Exception):
 
 
 class Stopper:
-    """SIGINT and SIGTERM as a request to stop after the current chunk; a second one interrupts.
+    """SIGINT and SIGTERM as a request to stop after the rounds in progress.
+
+    If the block doesn't end within `LATE` seconds after the signal, as while XLA compiles, or at a
+    second signal, the process ends as if it were killed: files are complete or not there.
+
+    Args:
+      say: prints what is kept, given the number of the signal.
 
     Attributes:
       signal: number of the signal that came, or 0.
     """
 
-    def __init__(self):
-        self.signal = 0
+    def __init__(self, say: Callable[[int], object]):
+        self.signal, self._say = 0, say
 
     def __call__(self, progress: pfl.Progress) -> bool:
         return bool(self.signal)
 
     def __enter__(self) -> "Stopper":
-        self._before = {}
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):  # not the main thread: nothing to catch there
+        self._before, self._caught = {}, socket.socketpair()
+        for one in self._caught:
+            one.setblocking(False)
+        with contextlib.suppress(ValueError):  # not the main thread: nothing to catch there
+            # A Python handler waits until XLA returns; a thread that reads the numbers doesn't.
+            self._wakeup = signal.set_wakeup_fd(self._caught[1].fileno())
+            for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
+        self._watch = threading.Thread(target=self._watched, daemon=True)
+        self._watch.start()
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+        self._caught[1].close()
+        self._watch.join()
+        self._caught[0].close()
 
     def _handle(self, number, frame) -> None:
-        if self.signal:
-            raise KeyboardInterrupt
         self.signal = number
-        print(
-            "\nStopping: the rounds in progress are finished and kept. Once more stops at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+
+    def _watched(self) -> None:
+        """End the process if it has to stop and doesn't."""
+        first = self._next(None)
+        if not first:
+            return
+        print(STOPPING, file=sys.stderr, flush=True)
+        if self._next(LATE) != 0:
+            try:
+                self._say(first)
+                sys.stderr.flush()
+            finally:
+                os._exit(128 + first)
+
+    def _next(self, seconds: float | None) -> int | None:
+        """Return the next signal's number, 0 at the end of the block, or None after that time."""
+        self._caught[0].settimeout(seconds)
+        with contextlib.suppress(TimeoutError):
+            while number := self._caught[0].recv(1):
+                if number[0] in SIGNALS:
+                    return number[0]
+            return 0
+        return None
 
 
 def simulate(
@@ -139,16 +178,15 @@ def run_algorithm(
     name: str,
     facts: Mapping[str, Any],
     stop: Callable[..., bool],
+    results: dict[str, pfl.Result],
     compile_seconds: float = 0.0,
-) -> pfl.Result | None:
+) -> None:
     """Simulate the seeds that an algorithm's folder lacks, and write the folder anew.
 
     Args:
       facts: of `provenance.describe`.
+      results: gets the result of all seeds, in the first process, before the folder is written.
       compile_seconds: what `compile_all` took for it before.
-
-    Returns:
-      The result; None where it joins several blocks of seeds and is in its folder.
 
     Raises:
       Stopped: the simulation was asked to end.
@@ -172,6 +210,7 @@ def run_algorithm(
             there = [s for s in config.seeds if not any(s in seeds for seeds in missing)]
             blocks.insert(0, _read_block(experiment, name, there))
         result = join_seeds([one.result for one in blocks]) if several else made[0].result
+        results[name] = result
         models, rows = made[0].models, made[0].rows
         if models is not None and several:
             models = algorithm_folders.joined_models([one.models for one in blocks])
@@ -183,7 +222,6 @@ def run_algorithm(
         run_files.write_algorithm(folder, result, description, facts["summary"], models, rows)
 
     processes.on_first(write)
-    return None if several else made[0].result
 
 
 def _simulate_block(

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -62,8 +63,10 @@ def test_a_full_disk_at_every_file(finished, tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(atomic_files.os, "replace", full)
             assert call(folder) == 1, name
-        sentence = error_line(capsys)
-        assert f"{name} can't be written: No space left on device. {GOES_ON}" in sentence
+        printed = capsys.readouterr()
+        assert f"{name} can't be written: No space left on device. {GOES_ON}\n" in printed.err
+        # A table of the result that has no file yet.
+        assert bool(re.search(r"\bfeddwa .* [\d.]+ ", printed.out)) == (name not in FILES[:3])
         left = [path for path in folder.rglob(".part-*") if path.is_file()]
         assert not left
         assert (folder / "feddwa" / "summary.json").exists() == (name in FILES[-4:])

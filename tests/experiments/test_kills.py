@@ -132,6 +132,34 @@ def test_run_continues_after_a_kill(tmp_path, name, more):
     assert_same_arrays(folder, tmp_path / "whole", (name,), ["models.npz"])
 
 
+@pytest.mark.costly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_compiles_ends_in_five_seconds(tmp_path, number):
+    folder = tmp_path / "out"
+    words = [
+        "--dataset=digits",
+        "--model=resnet18",
+        "--compilation_cache=",
+        "--algorithms=scaffold",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.run", *words, f"--output_dir={folder}"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        while process.poll() is None and not (folder / "partition.png").exists():
+            time.sleep(0.01)
+        time.sleep(2)  # XLA takes ten times as long
+        process.send_signal(number)
+        _, said = process.communicate(timeout=5)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + number
+    assert said.endswith("the same command continues from there.\n") and "algorithms: none." in said
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
