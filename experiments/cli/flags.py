@@ -286,6 +286,8 @@ def names_of_flags() -> dict[str, tuple[Collection[str], dict[str, tuple[str, ..
     known = [pfl.options.declared(group) for group in pfl.options.GROUPS]
     options = [one for group in known for one in group.values() if one.choices]
     return {one.name: (one.choices, {}) for one in options} | {
+        "feature_shift": (pfl.data.FEATURE_SHIFTS, {}),
+        "headline": (HEADLINES, {}),
         "model": (pfl.models.MODELS, aliases.MODELS),
         "partition": (pfl.data.RULES, {}),
     }

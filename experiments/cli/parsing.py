@@ -166,7 +166,9 @@ def parse_words(
     if positional is not None and len(rest) > positional:
         word = rest[positional]
         name = word.partition("=")[0].rpartition(".")[2]  # such as method=fedavg, common.lr=0.1
-        hint = unknown_flags.hint(name, list(values)) if "=" in word else ""
+        joined = next((one for one in ("runs", "algorithms") if one in values), None)
+        hint = f"A list has commas and no blanks: --{joined}=A,B." if joined else ""
+        hint = unknown_flags.hint(name, list(values)) if "=" in word else hint
         raise flags.Error(f"{word!r} is not a flag: write --NAME=VALUE. {hint}".strip())
     if "import_file" in values:
         plugins.load(value_of(values, "import_file"))

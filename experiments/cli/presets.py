@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import fedjax_pfl as pfl
+from fedjax_pfl.utils import name_matching
 
 from .start import called
 
@@ -39,6 +40,7 @@ def file(name: str) -> Path:
     Raises:
       InputError: there is none of that name.
     """
+    name = name_matching.canonical_name(name, names(), {})
     if name not in names():
         raise pfl.core.unknown_name(
             "preset", name, [*complete_presets(), *studies()], listed=f"{called('run')} --list"

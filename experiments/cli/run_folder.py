@@ -94,6 +94,9 @@ def check(output: Path, now: Mapping[str, Any], may_grow: bool = True) -> bool:
     grows = may_grow and identity.grows(record["flags"], now)
     if changed and not grows:
         more = ", and perhaps more --rounds, --num_seeds (without --patience) or --algorithms"
+        old, new = (one.get(identity.ALGORITHMS, []) for one in (record["flags"], now))
+        if not set(old) <= set(new):
+            more += f" beside its own: --algorithms={','.join(dict.fromkeys([*old, *new]))}"
         raise pfl.InputError(
             f"{output} is another run: {changed}. Continue it with the same flags and data"
             f"{more * may_grow}; or give another --output_dir, and compare both folders with "

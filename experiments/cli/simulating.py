@@ -46,8 +46,8 @@ class Stopped(Exception):
 class Stopper:
     """SIGINT and SIGTERM as a request to stop after the rounds in progress.
 
-    If the block doesn't end within `LATE` seconds after the signal, as while XLA compiles, or at a
-    second signal, the process ends as if it were killed: files are complete or not there.
+    If the block of a single process doesn't end within `LATE` seconds after the signal, as while
+    XLA compiles, or at a second signal, the process ends at once. All files are complete or absent.
 
     Args:
       say: prints what is kept, given the number of the signal.
@@ -93,7 +93,8 @@ class Stopper:
         if not first:
             return
         print(STOPPING, file=sys.stderr, flush=True)
-        if self._next(LATE) != 0:
+        # Several processes stop together, after rounds of any length.
+        if self._next(None if processes.is_distributed() else LATE) != 0:
             try:
                 self._say(first)
                 sys.stderr.flush()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from absl.flags import FlagValues
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.sources.source_registry import path_hint
 from fedjax_pfl.utils import aliases, name_matching
 
 MOST = 3  # algorithms named for a hyperparameter
@@ -23,10 +24,17 @@ def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
     """
     known = list(values)
     end = list(argv).index("--") if "--" in argv else len(argv)
-    names = [match[1] for word in argv[1:end] if (match := _FLAG.match(word))]
+    pairs = zip(argv[1:end], [*argv[2:end], ""], strict=True)
+    values_of = {
+        m[1]: word[m.end() :] or after for word, after in pairs if (m := _FLAG.match(word))
+    }
     flags = {*known, *(f"no{name}" for name in known), "undefok", "flagfile"}
-    more = [name for name in dict.fromkeys(names) if name not in flags and name != first][:MORE]
-    hints = [f"{name!r}. {hint(name, known)}".strip() for name in (first, *more)]
+    more = [name for name in values_of if name not in flags and name != first][:MORE]
+    every = {name: hint(name, known) for name in (first, *more)}
+    for name, said in every.items():
+        if "--dataset " in said:
+            every[name] = f"{said} {path_hint(values_of.get(name, '')) or ''}".strip()
+    hints = [f"{name!r}. {said}".strip() for name, said in every.items()]
     return f"Unknown command line flag {' Unknown too: '.join(hints)}"
 
 

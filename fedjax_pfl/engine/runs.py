@@ -1,7 +1,7 @@
 """Runs of a simulation, which differ in seed and traced settings: the outer axis of its program."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -340,8 +340,14 @@ def converted(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm with hyperparameters that programs can represent.
 
     Raises:
-      InputError: programs can't represent a value, or it does not have its field's type.
+      InputError: programs can't represent a value, or it does not have its field's type; or the
+        algorithm's class is not registered.
     """
+    if not is_dataclass(algorithm):
+        own = type(algorithm).__name__
+        raise InputError(
+            f"{own} is not registered: write @pfl.core.algorithm(NAME) above the class."
+        )
     hints, given = get_type_hints(type(algorithm)), vars(algorithm)
     values = {k: convert(k, v, hints[k]) for k, v in given.items()}
     for field in fields(algorithm):

@@ -30,7 +30,16 @@ def register_model(name: str) -> Callable[[F], F]:
     Raises:
       InputError: the name is another network's.
     """
-    return registering("model", MODELS, name)
+
+    def register(factory: F) -> F:
+        if isinstance(factory, type) and not keyword_defaults(factory):
+            raise InputError(
+                f"Model {name!r} must be a function (input_shape, num_classes, initializer) -> "
+                f"model, got the class {factory.__name__}: register a function that returns one."
+            )
+        return registering("model", MODELS, name)(factory)
+
+    return register
 
 
 @checked

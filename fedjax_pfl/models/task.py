@@ -18,7 +18,7 @@ from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
 from fedjax_pfl.utils.conversions import accepted
-from fedjax_pfl.utils.errors import InputError, shown
+from fedjax_pfl.utils.errors import InputError, refused
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -340,7 +340,8 @@ def as_task(model: Any, dtype: str = "float32") -> Task:
             return task
     if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):
         return FunctionTask(*model, dtype=dtype)
-    raise InputError(
-        "model must be a flax.linen, NNX or Equinox module, a Task or a pair of functions (init, "
-        f"apply), in `federate` also a name, got {shown(model)}."
+    allowed = (
+        "a flax.linen, NNX or Equinox module, a Task or a pair of functions (init, apply), in "
+        "`federate` also a name"
     )
+    raise refused("model", model, allowed)

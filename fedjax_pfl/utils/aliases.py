@@ -94,6 +94,8 @@ OPTIONS = _inverted(
         "column": "clientcolumn idcolumn partitionby",
         "data_dir": "datapath dataroot datasetdir datasetpath",
         "dataset": "d data datasetname",
+        "compress": "compression compressor",
+        "dp_noise": "noisemultiplier",
         "eval_every": "eg ti evalgap evalinterval evalfrequency frequencyofthetest testgap "
         "testinterval tg",
         "freeze": "freezebackbone freezelayers frozenlayers",
@@ -116,7 +118,7 @@ OPTIONS = _inverted(
         "new_clients": "nnc numnewclients",
         "num_clients": "nc cn clientnum clientnumintotal nclients nparties numparties "
         "numpartitions numsupernodes numusers totalclients",
-        "num_seeds": "t times numruns numtrials repeats trials",
+        "num_seeds": "seeds t times numruns numtrials repeats trials",
         "optimizer": "clientoptimizer localoptimizer opt optim",
         "output_dir": "goal go logdir outdir savedir savefoldername sfn",
         "participation": "jr joinratio frac fraction fractionfit fractiontrain clientfraction "
@@ -181,12 +183,14 @@ WITHOUT = {
     other: why
     for others, why in {
         "clientresources cuda dev device deviceid did gpu gpuid gpus nocuda usecuda": _DEVICE,
-        "clientdroprate cdr droppercent sendslowrate ssr stragglerratio trainslowrate tsr": _LATE,
+        "clientdroprate cdr droppercent sendslowrate ssr stragglerfraction stragglerratio "
+        "trainslowrate tsr": _LATE,
         "fractionevaluate minavailableclients minavailablenodes minevaluateclients "
         "minevaluatenodes minfitclients mintrainnodes": _ALL,
+        "criterion loss lossfunction": "the task of the data set has its loss",
         "mode numworkers": _TOGETHER,
         "nb numclasses": "the data set has its number of classes",
-        "prev pv": _ON,
+        "continue loadcheckpoint prev pv resume": _ON,
         "resetoptimizeronglobalepoch": "optimizers are reset in every round, and "
         "--keep_optimizer_state keeps its state",
         "warmup warmupsteps warmuprounds": "--lr_schedule=warmup_cosine begins with a warm-up",
@@ -218,7 +222,14 @@ MODELS = _inverted(
     }
 )
 
-DATASETS = _inverted({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
+DATASETS = _inverted(
+    {
+        "fashion_mnist": "fmnist",
+        "folder": "imagefolder images",
+        "table": "csv",
+        "tiny_imagenet": "tinyimagenet200",
+    }
+)
 
 METRICS = _inverted({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
 

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.utils.errors import InputError, refused, unknown_name
+from fedjax_pfl.utils.name_matching import suggestions
 
 F = TypeVar("F", bound=Callable[..., Any])
 CONF = BeartypeConf(is_pep484_tower=True)  # whole numbers where a number is wanted
@@ -27,6 +28,8 @@ WORDS: dict[Any, str] = {
     bool: "True or False",
     Path: "a path",
     types.NoneType: "None",
+    np.ndarray: "an array",
+    jax.Array: "an array",
 }
 SOURCES = {
     "Algorithm": "make_algorithm('fedavg')",
@@ -87,7 +90,12 @@ def _misfit(
     names = [name for name in known if name not in ("self", "cls")]
     for name in keywords:
         if name not in signature.parameters:
-            return unknown_name(f"argument of {function}()", name, names)
+            dicts = [
+                p.name for p in signature.parameters.values() if "Mapping" in str(p.annotation)
+            ]
+            hint = f"Is it an entry of {dicts[0]}={{{name!r}: VALUE}}?" if len(dicts) == 1 else None
+            hint = None if suggestions(name, names) else hint
+            return unknown_name(f"argument of {function}()", name, names, hint=hint)
     return InputError(f"{function}(): {error}. It takes {', '.join(names) or 'none'}.")
 
 
@@ -102,11 +110,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     plain = _without_arrays(value)
     if is_bearable(plain, hint, conf=CONF):
         return plain
-    allowed = in_words(hint)
-    if isinstance(value, type):
-        called = value.__name__
-        raise InputError(f"{name} must be {allowed}, got the class {called}: write {called}(...).")
-    raise refused(name, value, allowed)
+    raise refused(name, value, in_words(hint))
 
 
 def _without_arrays(value: Any) -> Any:
@@ -140,8 +144,7 @@ def in_words(hint: Any) -> str:
     if issubclass(kind, collections.abc.Collection):
         what = "a dict" if issubclass(kind, Mapping) else "a list"
         inner = next((one for one in reversed(of) if one is not Ellipsis), Any)
-        anything = Any in (inner, *typing.get_args(inner))
-        return what if anything else f"{what} (each value {in_words(inner)})"
+        return what if inner is Any else f"{what} (each value {in_words(inner)})"
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     source = SOURCES.get(kind.__name__)
     return f"{article} {kind.__name__}" + (f", such as {source} gives" if source else "")

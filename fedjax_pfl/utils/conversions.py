@@ -45,13 +45,15 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         require(isinstance(value, str), name, value, "text")
     if kind not in (int, float):
         return value
-    number = _read(value)
+    number, more = _read(value), ""
+    if isinstance(value, str) and "," in value:
+        more = " (several: settings of `simulate`, or --grid of a sweep)"
     if kind is int:
         integral = isinstance(number, int) or (not isinstance(value, str) and number.is_integer())
-        require(integral, name, value, "a whole number")
+        require(integral, name, value, f"a whole number{more}")
         require(abs(number) < LIMIT, name, value, "a whole number below 2^31 in size")
         return int(number)
-    require(number == number, name, value, "a number")
+    require(number == number, name, value, f"a number{more}")
     held = number == 0 or SMALLEST <= abs(number) <= LARGEST
     allowed = f"0 or a number of {SMALLEST:.3g} to {LARGEST:.3g} in size, as in float32"
     require(held, name, value, allowed)

@@ -224,7 +224,10 @@ def require_classes(what: str, has_classes: bool) -> None:
 
 def refused(name: str, value: object, allowed: str) -> InputError:
     """Return an `InputError` "`name` must be `allowed`, got `value`."."""
-    return InputError(f"{name} must be {allowed}, got {shown(value)}.")
+    given = shown(value)
+    if isinstance(value, type):
+        given = f"the class {value.__name__}: write {value.__name__}(...)"
+    return InputError(f"{name} must be {allowed}, got {given}.")
 
 
 def gigabytes(count: int) -> str:

@@ -16,6 +16,11 @@ BAD = {
     ("--algorithms=FedAvg-FT,fedavg_ft",): "--algorithms names 'fedavg_ft' twice",
     ("--preset=study/privacy",): "study/privacy is a preset of python -m experiments.study.\n",
     ("--round=3",): "Unknown command line flag 'round'. Did you mean --rounds?",
+    ("--algorithms=fedavg,", "feddwa"): "no blanks: --algorithms=A,B.",
+    ("--resume",): "the same command continues a run that was stopped.",
+    ("--set=feddwa.top_k=5,10",): "(several: settings of `simulate`, or --grid of a sweep)",
+    ("--learning_rate=0.1,0.2",): "(several: settings of `simulate`, or --grid of a sweep)",
+    ("--min_size=100",): "take fewer clients, or that min_size.",
     ("common.join_ratio=0.1",): "is not a flag: write --NAME=VALUE. It is --participation here.",
     ("--set=fedavg.lr=3",): "hyperparameter of 'fedavg' 'lr'. Did you mean 'learning_rate'?",
     ("--rounds=0",): "error: --rounds must be a whole number of at least 1 and below 2,147,483,648",
@@ -141,6 +146,13 @@ def test_several_unknown_flags(capsys):
     )
 
 
+def test_own_images_under_a_foreign_flag(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mydigits").mkdir()
+    assert_refused(call("-data", "mydigits"), "--dataset here. There is such a path", capsys)
+    assert_refused(call("--dataset=mydigits"), "as in folder:mydigits. Valid", capsys)
+
+
 def test_aliases_name_existing_flags():
     known = set(flags.parse(["run"]))
     keys = {key for one in pfl.core.ALGORITHMS.values() for key in one.__dataclass_fields__}
@@ -165,9 +177,11 @@ def test_flags_without_a_counterpart(capsys):
 
 def test_names_are_ours_in_the_flags():
     theirs = ["--algorithms= FedAvg-FT,SCAFFOLD,Nobody", "--set=FedAvgFT.learning_rate=0.1",
-              "--optimizer=AdamW", "--partition=Dirichlet", "--aggregator=Krum"]  # fmt: skip
+              "--optimizer=AdamW", "--partition=Dirichlet", "--aggregator=Krum",
+            "--headline=Best", "--feature_shift=Rotate"]  # fmt: skip
     ours = ["--algorithms=fedavg_ft,scaffold,Nobody", "--set=fedavg_ft.learning_rate=0.1",
-            "--optimizer=adamw", "--partition=dirichlet", "--aggregator=krum"]  # fmt: skip
+            "--optimizer=adamw", "--partition=dirichlet", "--aggregator=krum",
+            "--headline=best", "--feature_shift=rotate"]  # fmt: skip
     args, same = (flags.parse(["run", *words]) for words in (theirs, ours))
     assert args.by_group() == same.by_group()
     assert args.algorithms == ["fedavg_ft", "scaffold", "Nobody"]

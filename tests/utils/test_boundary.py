@@ -3,16 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.models.task import as_task
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils.boundary import checked
 
 ALGORITHM = pfl.make_algorithm("fedavg")
 FEDERATION = toy_federation(dtype="float32")
+
+
+class Unregistered(pfl.Algorithm):
+    pass
+
+
+class Net(nn.Module):
+    pass
 
 
 @checked
@@ -67,6 +77,15 @@ def test_arrays_are_taken_for_numbers_and_lists():
         (lambda: pfl.make_algorithm("fedprox", [3]), "hyperparameters must be a dict or None"),
         (lambda: pfl.make_algorithm("fedprox", hyperparams={}), "Did you mean 'hyperparameters'"),
         (
+            lambda: pfl.make_algorithm("feddwa", top_k=3),
+            "entry of hyperparameters={'top_k': VALUE}",
+        ),
+        (lambda: pfl.Partition.from_lists([[0]]), r"from_lists\(\): missing .*'test'"),
+        (lambda: pfl.Partition.from_lists({0: [0]}, []), "train must be a list or an array, got"),
+        (lambda: pfl.simulate(Unregistered(), FEDERATION, 1), "write @pfl.core.algorithm"),
+        (lambda: as_task(Net), r"got the class Net: write Net\(...\)"),
+        (lambda: pfl.models.register_model("net")(Net), "must be a function .* got the class Net"),
+        (
             lambda: pfl.make_partition("iid", None, 4, 0),
             r"dataset .* load_dataset\('digits'\) gives",
         ),
@@ -76,7 +95,7 @@ def test_arrays_are_taken_for_numbers_and_lists():
         (lambda: pfl.simulate("fedavg", 3, 1), r"algorithm .* make_algorithm\('fedavg'\) gives"),
         (lambda: pfl.simulate(ALGORITHM, 3, 1), r"federation must be a Federation, .* got 3"),
         (lambda: pfl.Simulation(ALGORITHM), r"^Simulation\(\): missing .*'federation'"),
-        (lambda: pfl.Result.compare([]), "results must be a dict"),
+        (lambda: pfl.Result.compare([]), r"dict \(each value a dict \(each value a Result"),
         (lambda: pfl.testing.check_algorithm(ALGORITHM, only=["a"]), "only must be text or None"),
     ],
 )

@@ -124,7 +124,7 @@ def check_min_size(min_size: int, num_clients: int, samples: Samples) -> None:
     if min_size * num_clients > total:
         raise InputError(
             f"min_size must be at most {total // num_clients} for {num_clients} clients that share "
-            f"{total} {samples.what}, got {min_size}."
+            f"{total} {samples.what}, got {min_size}: take fewer clients, or that min_size."
         )
 
 

@@ -90,6 +90,7 @@ class Partition:
         return f"Partition({self.rule}: {self.num_clients} clients, {sizes or 'no samples'})"
 
     @classmethod
+    @checked
     def from_lists(
         cls, train: Lists, test: Lists, validation: Lists | None = None, **fields: Any
     ) -> "Partition":
@@ -304,7 +305,7 @@ class Partition:
         seed = require_whole("Validation seed", seed, 0, bits=63)
         number = isinstance(fraction, int | float | np.floating) and not isinstance(fraction, bool)
         fits = number and 0 <= fraction < 1
-        require(fits, "Validation fraction", fraction, "a number of at least 0 and below 1")
+        require(fits, "validation_fraction", fraction, "a number of at least 0 and below 1")
         if len(self.split("validation").idx):
             raise InputError("The partition has validation samples already: split it only once.")
         train, validation = [], []

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 
 from fedjax_pfl.utils.conversions import as_array
 from fedjax_pfl.utils.errors import require
 
-Lists: TypeAlias = Sequence[Any] | np.ndarray  # N sequences of whole numbers
+Lists: TypeAlias = Sequence[Any] | np.ndarray | jax.Array  # N sequences of whole numbers
 
 
 class Ragged(NamedTuple):

@@ -93,7 +93,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     text, (name, _, rest) = name, name.partition(":")
     name = name_matching.canonical_name(name, DATASETS, aliases.DATASETS)
     if name not in DATASETS:
-        raise unknown_name("data set", name, DATASETS, hint=_path_hint(text))
+        raise unknown_name("data set", name, DATASETS, hint=path_hint(text))
     source = DATASETS[name]
     arguments = []
     if source.named:
@@ -143,16 +143,17 @@ BY_ENDING = {
 }
 
 
-def _path_hint(name: str) -> str | None:
-    """Return a hint for an unknown name that looks like a path; None for other names."""
-    if ":" in name or name.startswith("emnist/") or not {"/", "."} & set(name):
+def path_hint(name: str) -> str | None:
+    """Return a hint for an unknown name that is a path or looks like one; None for others."""
+    if ":" in name or name.startswith("emnist/"):
         return None
     try:
         exists = Path(name).exists()
     except (OSError, ValueError):
         return None
     if exists:
-        forms = BY_ENDING.get(Path(name).suffix.lower(), ("npz", "folder"))
-        text = " or ".join(f"{form}:PATH" for form in forms)
+        forms = ("folder",) if Path(name).is_dir() else ("npz", "table")
+        forms = BY_ENDING.get(Path(name).suffix.lower(), forms)
+        text = " or ".join(f"{form}:{name}" for form in forms)
         return f"There is such a path: write what it holds, as in {text}."
     return "There is no such path either." if "/" in name else None

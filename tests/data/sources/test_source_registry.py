@@ -27,17 +27,21 @@ def test_unknown_name_gives_the_nearest():
         load_dataset("fashion-mnits")
 
 
-def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path):
+def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name in ("mine.npz", "mine.csv", "mine.bin"):
         (tmp_path / name).write_bytes(b"")
+    (tmp_path / "mydigits").mkdir()
+    there = "There is such a path: write what it holds, as in"
     for name, message in {
-        "mine.npz": "There is such a path: write what it holds, as in npz:PATH or recordings:PATH.",
-        "mine.csv": "There is such a path: write what it holds, as in table:PATH or text_csv:PATH.",
-        "mine.bin": "There is such a path: write what it holds, as in npz:PATH or folder:PATH.",
-        "mien.npz": "There is no such path either.",
+        "mine.npz": f"{there} npz:mine.npz or recordings:mine.npz.",
+        "mine.csv": f"{there} table:mine.csv or text_csv:mine.csv.",
+        "mine.bin": f"{there} npz:mine.bin or table:mine.bin.",
+        "mydigits": f"{there} folder:mydigits.",
+        "./mien.npz": "There is no such path either.",
     }.items():
         with pytest.raises(InputError) as caught:
-            load_dataset(str(tmp_path / name))
+            load_dataset(name)
         assert f"{name}'. {message} Valid: " in str(caught.value)
 
 
