@@ -64,8 +64,7 @@ class Stopper:
 
     def __enter__(self) -> "Stopper":
         self._before, self._caught = {}, socket.socketpair()
-        for one in self._caught:
-            one.setblocking(False)
+        self._caught[1].setblocking(False)  # as Python requires
         with contextlib.suppress(ValueError):  # not the main thread: nothing to catch there
             # A Python handler waits until XLA returns; a thread that reads the numbers doesn't.
             self._wakeup = signal.set_wakeup_fd(self._caught[1].fileno())

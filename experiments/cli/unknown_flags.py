@@ -1,12 +1,12 @@
 """Suggestions for unknown flags: counterparts of other libraries' flags, or the nearest."""
 
+import os
 import re
 from collections.abc import Collection, Sequence
 
 from absl.flags import FlagValues
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.sources.source_registry import path_hint
 from fedjax_pfl.utils import aliases, name_matching
 
 MOST = 3  # algorithms named for a hyperparameter
@@ -25,31 +25,29 @@ def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
     known = list(values)
     end = list(argv).index("--") if "--" in argv else len(argv)
     pairs = zip(argv[1:end], [*argv[2:end], ""], strict=True)
-    values_of = {
-        m[1]: word[m.end() :] or after for word, after in pairs if (m := _FLAG.match(word))
-    }
+    given = {m[1]: word[m.end() :] or after for word, after in pairs if (m := _FLAG.match(word))}
     flags = {*known, *(f"no{name}" for name in known), "undefok", "flagfile"}
-    more = [name for name in values_of if name not in flags and name != first][:MORE]
-    every = {name: hint(name, known) for name in (first, *more)}
-    for name, said in every.items():
-        if "--dataset " in said:
-            every[name] = f"{said} {path_hint(values_of.get(name, '')) or ''}".strip()
-    hints = [f"{name!r}. {said}".strip() for name, said in every.items()]
+    more = [name for name in given if name not in flags and name != first][:MORE]
+    names = (first, *more)
+    hints = [f"{name!r}. {hint(name, known, given.get(name, ''))}".strip() for name in names]
     return f"Unknown command line flag {' Unknown too: '.join(hints)}"
 
 
-def hint(name: str, known: Collection[str]) -> str:
+def hint(name: str, known: Collection[str], value: str = "") -> str:
     """Return a sentence on an unknown flag, or ''.
 
     Args:
       name: of the flag, without dashes.
       known: names of the flags that there are.
+      value: what was given to it.
     """
     word = name_matching.normalized(name)
     if "set" in known and name in aliases.CAPITALS:
         return f"A hyperparameter is set as --set={aliases.CAPITALS[name]}=VALUE."
     ours = name_matching.find_matches(name, known, aliases.OPTIONS)
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
+    if ours == ["dataset"] and os.path.isdir(value):
+        sentences.append(f"A folder of images is --dataset=folder:{value}.")
     if not ours and word in aliases.WITHOUT:
         return f"It is not needed here: {aliases.WITHOUT[word]}."
     owners = _foreign_names(word) if "set" in known and name.upper() not in aliases.CAPITALS else []

@@ -27,7 +27,7 @@ from fedjax_pfl.federation.swept_numbers import number_paths, sentences, with_nu
 from fedjax_pfl.federation.threat_options import STRENGTHS
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Scalar, Tree
 
@@ -340,14 +340,10 @@ def converted(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm with hyperparameters that programs can represent.
 
     Raises:
-      InputError: programs can't represent a value, or it does not have its field's type; or the
-        algorithm's class is not registered.
+      InputError: programs can't represent a value, or it does not have its field's type.
     """
     if not is_dataclass(algorithm):
-        own = type(algorithm).__name__
-        raise InputError(
-            f"{own} is not registered: write @pfl.core.algorithm(NAME) above the class."
-        )
+        raise refused("algorithm", type(algorithm).__name__, "a class below @core.algorithm(NAME)")
     hints, given = get_type_hints(type(algorithm)), vars(algorithm)
     values = {k: convert(k, v, hints[k]) for k, v in given.items()}
     for field in fields(algorithm):

@@ -31,15 +31,12 @@ def register_model(name: str) -> Callable[[F], F]:
       InputError: the name is another network's.
     """
 
-    def register(factory: F) -> F:
-        if isinstance(factory, type) and not keyword_defaults(factory):
-            raise InputError(
-                f"Model {name!r} must be a function (input_shape, num_classes, initializer) -> "
-                f"model, got the class {factory.__name__}: register a function that returns one."
-            )
-        return registering("model", MODELS, name)(factory)
+    def entry(factory: Callable[..., Any]) -> Callable[..., Any]:
+        allowed = "a function (input_shape, num_classes, initializer) -> model"
+        require(not isinstance(factory, type), f"model {name!r}", "a class", allowed)
+        return factory
 
-    return register
+    return registering("model", MODELS, name, entry)
 
 
 @checked

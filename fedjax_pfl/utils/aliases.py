@@ -222,14 +222,8 @@ MODELS = _inverted(
     }
 )
 
-DATASETS = _inverted(
-    {
-        "fashion_mnist": "fmnist",
-        "folder": "imagefolder images",
-        "table": "csv",
-        "tiny_imagenet": "tinyimagenet200",
-    }
-)
+DATASETS = _inverted({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
+DATASETS |= _inverted({"folder": "images", "table": "csv"})
 
 METRICS = _inverted({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
 

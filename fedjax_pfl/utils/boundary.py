@@ -3,6 +3,7 @@
 import collections.abc
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -90,11 +91,9 @@ def _misfit(
     names = [name for name in known if name not in ("self", "cls")]
     for name in keywords:
         if name not in signature.parameters:
-            dicts = [
-                p.name for p in signature.parameters.values() if "Mapping" in str(p.annotation)
-            ]
-            hint = f"Is it an entry of {dicts[0]}={{{name!r}: VALUE}}?" if len(dicts) == 1 else None
-            hint = None if suggestions(name, names) else hint
+            held = re.search(r"(\w+): [\w.]*Mapping\[str, [\w.]*Any", str(signature))
+            own = held is None or suggestions(name, names)
+            hint = None if own else f"Is it an entry of {held[1]}={{{name!r}: VALUE}}?"
             return unknown_name(f"argument of {function}()", name, names, hint=hint)
     return InputError(f"{function}(): {error}. It takes {', '.join(names) or 'none'}.")
 

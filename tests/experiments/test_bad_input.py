@@ -149,7 +149,7 @@ def test_several_unknown_flags(capsys):
 def test_own_images_under_a_foreign_flag(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mydigits").mkdir()
-    assert_refused(call("-data", "mydigits"), "--dataset here. There is such a path", capsys)
+    assert_refused(call("-data", "mydigits"), "--dataset=folder:mydigits.", capsys)
     assert_refused(call("--dataset=mydigits"), "as in folder:mydigits. Valid", capsys)
 
 

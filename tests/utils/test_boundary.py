@@ -82,9 +82,12 @@ def test_arrays_are_taken_for_numbers_and_lists():
         ),
         (lambda: pfl.Partition.from_lists([[0]]), r"from_lists\(\): missing .*'test'"),
         (lambda: pfl.Partition.from_lists({0: [0]}, []), "train must be a list or an array, got"),
-        (lambda: pfl.simulate(Unregistered(), FEDERATION, 1), "write @pfl.core.algorithm"),
+        (
+            lambda: pfl.simulate(Unregistered(), FEDERATION, 1),
+            "below @core.algorithm.NAME., got 'Unregistered'",
+        ),
         (lambda: as_task(Net), r"got the class Net: write Net\(...\)"),
-        (lambda: pfl.models.register_model("net")(Net), "must be a function .* got the class Net"),
+        (lambda: pfl.models.register_model("net")(Net), "must be a function .* got 'a class'"),
         (
             lambda: pfl.make_partition("iid", None, 4, 0),
             r"dataset .* load_dataset\('digits'\) gives",

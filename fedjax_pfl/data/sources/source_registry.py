@@ -93,7 +93,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     text, (name, _, rest) = name, name.partition(":")
     name = name_matching.canonical_name(name, DATASETS, aliases.DATASETS)
     if name not in DATASETS:
-        raise unknown_name("data set", name, DATASETS, hint=path_hint(text))
+        raise unknown_name("data set", name, DATASETS, hint=_path_hint(text))
     source = DATASETS[name]
     arguments = []
     if source.named:
@@ -143,7 +143,7 @@ BY_ENDING = {
 }
 
 
-def path_hint(name: str) -> str | None:
+def _path_hint(name: str) -> str | None:
     """Return a hint for an unknown name that is a path or looks like one; None for others."""
     if ":" in name or name.startswith("emnist/"):
         return None
