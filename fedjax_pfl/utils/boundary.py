@@ -92,8 +92,9 @@ def _misfit(
     for name in keywords:
         if name not in signature.parameters:
             held = re.search(r"(\w+): [\w.]*Mapping\[str, [\w.]*Any", str(signature))
-            own = held is None or suggestions(name, names)
-            hint = None if own else f"Is it an entry of {held[1]}={{{name!r}: VALUE}}?"
+            hint = None
+            if held is not None and not suggestions(name, names):
+                hint = f"Is it an entry of {held[1]}={{{name!r}: VALUE}}?"
             return unknown_name(f"argument of {function}()", name, names, hint=hint)
     return InputError(f"{function}(): {error}. It takes {', '.join(names) or 'none'}.")
 
