@@ -92,7 +92,7 @@ def run_program(program: Program, output: Path, stop: Stopper) -> pfl.Result:
     simulation = experiment.simulation(
         program.algorithm,
         config.seeds,
-        settings=program.settings or None,
+        settings=program.settings,
         adapt=adaptation(config),
     )
     result = simulate(
@@ -214,7 +214,7 @@ def planned(
         inputs = load_inputs(program.parsed(argv, define_more))
         experiment = prepare(inputs, runs=config.num_seeds * len(program.inside))
         simulation = experiment.simulation(
-            program.algorithm, settings=program.settings or None, adapt=adaptation(config)
+            program.algorithm, settings=program.settings, adapt=adaptation(config)
         )
         simulation.check(patience=config.patience)
         counts.add(experiment.federation.num_clients)

@@ -1,16 +1,17 @@
 """The axes of a sweep, and the queue of its programs: what is traced is inside one of them."""
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, starmap
 from typing import Any
 
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.runs import combinations
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, unknown_hyperparameter
 
@@ -95,10 +96,6 @@ def is_of_training(name: str) -> bool:
     return "." in name or name in flags.parse(["sweep"]).by_group()["training"].keys() - others
 
 
-def _numbers(name: str, words: Sequence[str]) -> list[float]:
-    return [convert(f"--grid={name}", word, float) for word in words]
-
-
 def setting_words(setting: Mapping[str, str]) -> list[str]:
     """Return the flags of values by name of the grid."""
 
@@ -159,14 +156,14 @@ class Program:
         return f"{re.sub(r'[^a-z0-9_.+=-]', '_', name.lower().lstrip('.'))[:80]}~{digest}"
 
     @property
-    def settings(self) -> dict[str, list]:
-        """The settings that `simulate` sweeps inside the program; {} if there are none."""
-        swept = {}
-        for name in self.inside[0]:
-            values = [one[name] for one in self.inside]
+    def settings(self) -> list[dict[str, Any]]:
+        """The settings that `simulate` sweeps inside the program."""
+
+        def read(name: str, word: str) -> tuple[str, Any]:
             key = name.rpartition(".")[2]
-            swept[key] = _numbers(name, values) if key in RATES else values
-        return swept
+            return key, convert(f"--grid={name}", word, float) if key in RATES else word
+
+        return [dict(starmap(read, one.items())) for one in self.inside]
 
 
 def programs(
@@ -190,13 +187,8 @@ def programs(
     for algorithm in algorithms:
         mine = [n for n in grid if "." not in n or n.partition(".")[0] == algorithm]
         mine = [n for n in mine if not {f"{algorithm}.{n}"} & {*grid, *set_names}]
-
-        def combinations(names):
-            values = itertools.product(*(grid[name] for name in names))
-            return [dict(zip(names, chosen, strict=True)) for chosen in values]
-
-        own = combinations([name for name in mine if inside[name]])
-        for fixed in combinations([name for name in mine if not inside[name]]):
+        own = combinations({name: grid[name] for name in mine if inside[name]})
+        for fixed in combinations({name: grid[name] for name in mine if not inside[name]}):
             queue.append(Program(algorithm, fixed, own))
     return queue
 
@@ -207,7 +199,7 @@ def drawn(queue: Sequence[Program], budget: int | None) -> list[Program]:
     The draw depends on the number of settings only, so that a sweep finds its programs again.
     """
     result = []
-    for _, group in itertools.groupby(queue, key=lambda one: one.algorithm):
+    for _, group in groupby(queue, key=lambda one: one.algorithm):
         mine = list(group)
         places = [(program, one) for program in mine for one in program.inside]
         count = len(places) if budget is None else min(budget, len(places))

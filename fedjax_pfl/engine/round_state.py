@@ -84,8 +84,7 @@ class RoundState(Final):
         simulation, program, metrics = self.simulation, self.program, self.metrics
         algorithm, federation, seeds = simulation.algorithm, program.federation, simulation.seeds
         stage, item_bytes = federation.uploads, np.dtype(federation.task.dtype).itemsize
-        settings = simulation.settings or {}
-        arrays = {name: np.asarray(values) for name, values in settings.items()}
+        arrays = {name: np.asarray(values) for name, values in simulation.settings.items()}
         measured = metrics.collect((len(seeds), -1))
         endless = program.rounds == ENDLESS
         rounds = self.round if self.stopped or endless else program.rounds

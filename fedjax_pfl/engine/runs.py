@@ -1,8 +1,10 @@
 """Runs of a simulation, which differ in seed and traced settings: the outer axis of its program."""
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, get_type_hints
 
 import jax
@@ -31,6 +33,8 @@ from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Scalar, Tree
 
+# Values by name, of which all combinations are taken, or a list of settings.
+Settings = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 MAX_RUNS = 2**16  # seeds times settings, however small the model
 
 
@@ -153,14 +157,13 @@ def make_runs(
     """Return all combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
     Args:
+      settings: as `swept_values` returns them.
       rounds, adapt: of the simulation, over which a `dp_epsilon` is divided.
       facts: of the algorithm's rounds, if they are known.
 
     Raises:
-      InputError: an unknown or static setting, an invalid value, or unequal lengths.
+      InputError: an unknown or static setting, or an invalid value.
     """
-    given, allowed = type(settings).__name__, "a dict such as {'learning_rate': [0.1, 0.2]}"
-    require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
     settings = dict(settings or {})
     count = _count(algorithm, federation, settings, len(seeds))
     noise = partial(client_noise_within, federation=federation, rounds=rounds)
@@ -228,24 +231,48 @@ def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     return converted(replace(algorithm, **own))
 
 
+def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return all combinations of values by name; those of the last name vary fastest."""
+    return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
+
+
+def swept_values(settings: Settings | None) -> dict[str, list[Any]]:
+    """Return the values of H settings by name, H of each; {} without settings.
+
+    Args:
+      settings: see `Simulation`.
+
+    Raises:
+      InputError: a name without a list of values, other names in one of the settings, or too many.
+    """
+    rows = settings or [{}]
+    if isinstance(rows, Mapping):
+        for name, values in rows.items():
+            listed = is_list(values) and len(values) > 0
+            require(listed, f"setting {name!r}", values, "at least one value, in a list")
+        count = math.prod(map(len, rows.values()))
+        require(count <= MAX_RUNS, "Number of settings", count, f"at most {MAX_RUNS:,}")
+        rows = combinations(rows)
+    for row in rows:
+        same = row.keys() == rows[0].keys()
+        require(same, "names in settings", [*row], f"the same in each, as {[*rows[0]]}")
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
 def _count(
     algorithm: Algorithm, federation: Federation, settings: dict[str, Sequence[Any]], seeds: int
 ) -> int:
-    """Return the number of settings, the checked length of each list."""
+    """Return the number of settings, the length of each list."""
     for name, values in settings.items():
         _check_sweepable(algorithm, federation, name)
         what = f"setting {name!r}"
-        listed = is_list(values) and len(values) > 0
-        require(listed, what, values, "at least one value, in a list")
         empty = any(one is None for one in values) and len(values) > 1
         require(not empty, what, values, "without None: simulate that setting by itself")
         fits = len(values) * seeds <= MAX_RUNS
         require(fits, what, values, f"at most {MAX_RUNS:,} values, seeds times settings")
     both = {"dp_noise", "dp_epsilon"} <= set(settings)
     require(not both, "settings", list(settings), "those with one of dp_noise and dp_epsilon")
-    lengths = {name: len(values) for name, values in settings.items()}
-    require(len(set(lengths.values())) <= 1, "settings", lengths, "lists of equal length")
-    return next(iter(lengths.values()), 1)
+    return len(next(iter(settings.values()), [None]))
 
 
 def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """`simulate`, which runs an algorithm on a federation, and `compile_all` before several runs."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.runs import Settings
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.execution import memory_maps
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -23,7 +23,7 @@ def simulate(
     rounds: int,
     *,
     seeds: Sequence[int] = (0,),
-    settings: Mapping[str, Sequence[Any]] | None = None,
+    settings: Settings | None = None,
     eval_every: int = 1,
     adapt: Adaptation | None = None,
     score_clients: Sequence[int] | None = None,

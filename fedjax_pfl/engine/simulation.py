@@ -1,6 +1,6 @@
 """Simulations as objects, to check, step through, run and continue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +20,7 @@ from fedjax_pfl.engine.memory_fit import available_to, check_held, compile_in, f
 from fedjax_pfl.engine.program import Lowered, Program
 from fedjax_pfl.engine.round_state import ENDLESS, RoundState, initial_round_state
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
+from fedjax_pfl.engine.runs import Settings, swept_values
 from fedjax_pfl.engine.tpu_memory import with_lanes_on_chip
 from fedjax_pfl.execution import mesh_shape
 from fedjax_pfl.execution.lane_assignment import assign_lanes
@@ -46,8 +47,9 @@ class Simulation:
       seeds: each varies initialization, cohorts and batches; never the partition.
       settings: values to sweep inside the program, by name (`runs.sweepable`): traced
         hyperparameters of the algorithm, "learning_rate", "learning_rate_decay", and numbers of
-        privacy, attack and aggregator such as "dp_noise". All of one length H: setting h takes the
-        h-th value of each.
+        privacy, attack and aggregator such as "dp_noise". A dict of lists stands for all H
+        combinations of their values, those of the last name varying fastest; for other sets give a
+        list of H dicts with one value for each name.
       eval_every: number of rounds between evaluations; the last round is always evaluated.
       adapt: also evaluate copies that were trained locally: "trained" for one further local
         training as in a round, `Adaptation()`, otherwise "adapted".
@@ -55,7 +57,7 @@ class Simulation:
         curves are then over them, and the others' scores are NaN. By default all clients for which
         the algorithm makes models, without attackers.
 
-    Arguments that cannot be used raise `InputError` as soon as a method is called.
+    Arguments that cannot be used raise `InputError`, at the latest when a method is called.
     """
 
     @checked
@@ -65,13 +67,13 @@ class Simulation:
         federation: Federation,
         *,
         seeds: Sequence[int] = (0,),
-        settings: Mapping[str, Sequence[Any]] | None = None,
+        settings: Settings | None = None,
         eval_every: int = 1,
         adapt: Adaptation | None = None,
         score_clients: Sequence[int] | None = None,
     ):
         self.algorithm, self.federation = algorithm, federation
-        self.seeds, self.settings = seeds, settings
+        self.seeds, self.settings = seeds, swept_values(settings)
         self._options = {"eval_every": eval_every, "adapt": adapt, "score_clients": score_clients}
         self._past: RoundState | None = None
         self.compile_seconds = 0.0  # of `compile_all`

@@ -90,6 +90,6 @@ def test_personalize_mixes_each_new_client_once(name):
 
 
 def test_alpha_above_its_bound_in_a_sweep():
-    sweep = {"sigma": [4.0, 1.0], "alpha": [1.0, 1.0]}
+    sweep = {"sigma": [4.0, 1.0], "alpha": [1.0]}
     with pytest.raises(pfl.InputError, match="alpha must be at most"):
         pfl.simulate(pfl.make_algorithm("fedamp"), toy_federation(), 1, settings=sweep)

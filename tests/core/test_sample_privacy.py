@@ -335,14 +335,15 @@ def test_absent_clients_spend_less():
 @pytest.mark.costly
 def test_clip_and_noise_are_swept_in_one_program():
     federation = toy_federation(**SINGLE, dp_noise=1.0)
-    settings = {"dp_noise": [0.0, 2.0, 4.0], "dp_clip": [1.0, 0.5, 0.5]}
+    noises, clips = (0.0, 2.0, 4.0), (1.0, 0.5, 0.5)
+    settings = [{"dp_noise": a, "dp_clip": b} for a, b in zip(noises, clips, strict=True)]
     algorithm, plain = make("fedavg"), adapted()
     result = pfl.simulate(algorithm, federation, 2, settings=settings)
     np.testing.assert_allclose(
         result.clients["train_loss"][0, 1], plain.clients["train_loss"][0, 0, :2], 1e-5
     )
     with count_compilations() as compiled:
-        other = {"dp_noise": [0.3, 0.2, 0.1], "dp_clip": [2.0, 3.0, 4.0]}
+        other = [{name: value + 1 for name, value in one.items()} for one in settings]
         pfl.simulate(algorithm, federation, 2, settings=other)
     assert not compiled
     with pytest.raises(pfl.InputError, match="one of dp_noise and dp_epsilon"):

@@ -6,7 +6,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, InputError
 from fedjax_pfl.engine.arguments import checked_program
-from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.engine.runs import make_runs, swept_values
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.field import ValidationLosses
 from tests.engine.simulated import simulate
@@ -49,7 +49,8 @@ def test_a_hyperparameter_that_is_refused_has_its_algorithms_name():
     [
         ({"topk": (1,)}, "Unknown setting of 'feddwa' 'topk'. Did you mean 'top_k'"),
         ({"guidance": ("last",)}, "'guidance' of 'feddwa' is part of the program's structure"),
-        ({"top_k": (1, 2), "learning_rate": (0.1,)}, "settings must be lists of equal length"),
+        ([{"top_k": 1}, {"mu": 2}], r"names in settings must be the same in each, as \['top_k'\]"),
+        ({"top_k": range(300), "learning_rate": [0.1] * 300}, "Number of settings must be at most"),
         ({"top_k": ()}, "setting 'top_k' must be at least one value"),
         ({"top_k": (1, 0)}, "top_k must be at least 1, got 0"),
     ],
@@ -57,6 +58,17 @@ def test_a_hyperparameter_that_is_refused_has_its_algorithms_name():
 def test_settings_that_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         pfl.simulate(pfl.make_algorithm("feddwa"), toy_federation(), 1, settings=settings)
+
+
+def test_settings_of_two_names_are_a_grid():
+    grid = {"top_k": [1, 3], "learning_rate": np.array([0.1, 0.2, 0.4])}
+    wanted = {"top_k": [1, 1, 1, 3, 3, 3], "learning_rate": [0.1, 0.2, 0.4] * 2}
+    assert swept_values(grid) == wanted
+    assert swept_values([{"top_k": 1, "mu": 2}, {"mu": 4, "top_k": 3}]) == {"top_k": [1, 3], "mu": [2, 4]}
+    feddwa, federation = pfl.make_algorithm("feddwa"), toy_federation()
+    made = make_runs(feddwa, federation, (0, 7), pfl.Simulation(feddwa, federation, settings=grid).settings)
+    assert made.algorithm.top_k.tolist() == wanted["top_k"] * 2
+    np.testing.assert_array_equal(made.numbers["learning_rate"], wanted["learning_rate"] * 2)
 
 
 def runs(algorithm, **settings):

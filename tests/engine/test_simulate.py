@@ -120,7 +120,8 @@ def test_a_result_without_test_samples_has_a_repr(result):
 @pytest.mark.costly
 def test_settings_and_seeds_are_the_single_runs():
     """Four runs each time, which are one program."""
-    both, federation = {"top_k": (1, 5), "learning_rate": (0.3, 0.1)}, {"validation_size": 0}
+    both = [{"top_k": 1, "learning_rate": 0.3}, {"top_k": 5, "learning_rate": 0.1}]
+    federation = {"validation_size": 0}
     swept = pfl.simulate(
         pfl.make_algorithm("feddwa"),
         toy_federation(**federation),

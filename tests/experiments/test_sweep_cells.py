@@ -43,8 +43,8 @@ def test_a_budget_draws_settings_of_each_algorithm():
 def test_strengths_of_attacks_and_rules_are_inside_a_program():
     grid = sweep.parse_grid(["attack_factor=1,10", "aggregator_radius=0.5,2"])
     (cell,) = sweep.programs(algorithms("fedavg"), grid)
-    assert cell.settings["attack_factor"] == [1.0, 1.0, 10.0, 10.0]
-    assert cell.settings["aggregator_radius"] == [0.5, 2.0, 0.5, 2.0]
+    found = [(one["attack_factor"], one["aggregator_radius"]) for one in cell.settings]
+    assert found == [(1.0, 0.5), (1.0, 2.0), (10.0, 0.5), (10.0, 2.0)]
     words = setting_words(cell.inside[1])
     assert words == ["--attack_option=factor=1", "--aggregator_option=radius=2"]
 

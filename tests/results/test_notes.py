@@ -133,7 +133,8 @@ def test_what_an_algorithm_says_of_itself(epochs, said):
 @pytest.mark.costly
 def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
     """With the values swept, of its own hyperparameters and of the rate."""
-    swept = {"learning_rate": [0.1, 1.0, 1.0], "proximal_weight": [4.0, 4.0, 8.0]}
+    values = (0.1, 4.0), (1.0, 4.0), (1.0, 8.0)
+    swept = [{"learning_rate": rate, "proximal_weight": weight} for rate, weight in values]
     result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(), 1, settings=swept)
     reach = [
         [
