@@ -92,7 +92,13 @@ def round_context(
     return replace(ctx, reader=Reader(address, mesh))
 
 
-@partial(jax.jit, static_argnames=("capacity", "adapt", "scored"), donate_argnums=(0,))
+ADVANCE: dict[str, Any] = {  # options of its jit
+    "static_argnames": ("capacity", "adapt", "scored"),
+    "donate_argnums": (0,),
+}
+
+
+@partial(jax.jit, **ADVANCE)
 def advance(states, runs, federation, t, length, total, eval_every, capacity, adapt, scored):
     """Run a chunk of rounds; see `Program.advance`."""
 

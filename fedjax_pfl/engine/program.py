@@ -101,6 +101,10 @@ class Program:
         first = jax.tree.map(lambda leaf: leaf[0], self.runs)
         return self.facts or round_facts(first, self.federation)
 
+    def function(self, name: str) -> Any:
+        """Return a jitted function of `compiled` by its name."""
+        return getattr(compiled, name)
+
     def held(self) -> Memory:
         """Return the device memory of data and states; nothing is compiled."""
         return max((call.held for call in self.calls()), key=lambda one: one.total)
@@ -125,7 +129,7 @@ class Program:
         everywhere = (nbytes(self.federation) - pool) * execution.all_devices
         held = Memory(everywhere + pool * execution.run_groups, nbytes(self._shapes), working=0)
         operands = self._operands(self._shapes, 0, 0)
-        trace = partial(compiled.advance.trace, *operands, **self._options)
+        trace = partial(self.function("advance").trace, *operands, **self._options)
         return [Call(trace, held, held.total)]
 
     @property
@@ -179,7 +183,9 @@ class Program:
             total = numbers[2]
             start = self._start.trace(runs, federation, total)
             states = placed(shapes_on(home, start.out_info), self.federation)
-            rounds = compiled.advance.trace(states, runs, federation, *numbers, **self._options)
+            rounds = self.function("advance").trace(
+                states, runs, federation, *numbers, **self._options
+            )
             return Lowered(start.lower(), rounds.lower(), self.federation)
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
@@ -191,7 +197,7 @@ class Program:
           LostProcess: another process of this program has ended.
         """
         with lost_process_errors():
-            chunk = compiled.advance(*self._operands(states, t, length), **self._options)
+            chunk = self.function("advance")(*self._operands(states, t, length), **self._options)
             buffers, matrices = readable((chunk.buffers, chunk.matrices))
             measured = unsharded_metrics(buffers, matrices, self.federation)
             return jax.block_until_ready(Chunk(chunk.states, *measured))
@@ -199,12 +205,14 @@ class Program:
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
         """Return models of the clients `rows` [k] after round `t`; see `Final.models`."""
         numbers = np.int32(t), np.int32(self.rounds)
-        return readable(compiled.models(states, self.runs, self.federation, *numbers, rows))
+        models = self.function("models")
+        return readable(models(states, self.runs, self.federation, *numbers, rows))
 
     def personalize(self, states: State, t: int, new_clients: Federation) -> Stack:
         """Return models of new clients after round `t`; see `Final.personalize`."""
         numbers = np.int32(t), np.int32(self.rounds)
-        return compiled.personalize(states, self.runs, self.federation, new_clients, *numbers)
+        personalize = self.function("personalize")
+        return personalize(states, self.runs, self.federation, new_clients, *numbers)
 
     def backbone(self, states: State, t: int) -> Tree | None:
         """Return the leaves that no client's model contains after round `t`, [R, ...], or None."""

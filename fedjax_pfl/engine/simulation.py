@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import jax
 

@@ -18,6 +18,7 @@ from fedjax_pfl.core.context_uploads import ContextUploads
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.engine.compiled import runs_once
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
@@ -84,7 +85,7 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
         return recorded if observer.steps is None else observer.steps, recorded
 
     run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    program = jax.jit(steps_of)
+    program = runs_once(steps_of, federation.execution.platform)
     for t in range(rounds):
         taken, recorded = map(np.asarray, program(run, federation, np.int32(t)))
         assert (taken <= recorded).all(), (
@@ -173,7 +174,7 @@ def check_matrices(algorithm: Algorithm, federation: Federation, rounds: int) ->
     jax.eval_shape(rows_of, run, federation, jnp.int32(0))
     if not others or unknown:
         return
-    program = jax.jit(rows_of)
+    program = runs_once(rows_of, federation.execution.platform)
     for t in range(rounds):
         recorded, applied = program(run, federation, np.int32(t))
         kept = np.eye(federation.num_clients)

@@ -14,13 +14,13 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.federated import Batch, FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
+from fedjax_pfl.testing.programs import QuickProgram
 from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import by_field, struct
@@ -225,21 +225,28 @@ def _with_fewer(data: FederatedData, fewer: Sequence[int]) -> FederatedData:
     return replace(data, train=replace(train, size=size), class_counts=data.class_counts - lost)
 
 
-def run_rounds(
+def toy_program(
     algorithm: Algorithm,
     federation: Federation,
     rounds: int = ROUNDS,
     capacity: int = CAPACITY,
     scored: tuple[int, ...] | None = None,
-) -> tuple[list[Tree], list[dict]]:
-    """Run rounds; return (states after 0, 1, ... rounds, records of rounds) on the host.
-
-    The program has two seeds, of which the first is returned. `scored` contains rows of clients
-    whose models are scored, by default all.
-    """
+) -> QuickProgram:
+    """Return a program of two seeds; `scored` are the rows of clients whose models are scored."""
     federation = algorithm.prepare(federation)
     runs = make_runs(algorithm, federation, SEEDS)
-    program = Program(runs, federation, rounds, capacity=capacity, scored=scored)
+    return QuickProgram(runs, federation, rounds, capacity=capacity, scored=scored)
+
+
+def run_rounds(
+    algorithm: Algorithm, federation: Federation, rounds: int = ROUNDS, *args, **options
+) -> tuple[list[Tree], list[dict]]:
+    """Run the first seed of `toy_program`.
+
+    Returns:
+      (states after 0, 1, ... rounds, records of rounds) on the host.
+    """
+    program = toy_program(algorithm, federation, rounds, *args, **options)
     states = program.start()
     seen, records = [first_run(program.to_host(states))], []
     for t in range(rounds):

@@ -1,5 +1,6 @@
 """Checks that nothing depends on clients whose data privacy withholds."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import numpy as np
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.final_models import Final
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.testing.programs import quick
 from fedjax_pfl.testing.toys import (
     assert_close,
     first_run,
@@ -138,7 +141,7 @@ def exchange_uploads(algorithm: Algorithm) -> None:
     Servers of several means, such as those of classes and of clusters, are not checked.
     """
     plain = toy_for(algorithm)
-    (start, wanted), (record,) = run_rounds(algorithm, plain, 1, scored=())
+    (start, wanted), (record,) = run_rounds(algorithm, plain, 1)
     shares = [one.reshape(-1) for one in record["matrices"].values()]
     if len(shares) != 1 or len(shares[0]) != plain.num_clients:
         return
@@ -186,10 +189,31 @@ def _unchanged(
     return None
 
 
-def _run(algorithm: Algorithm, options: dict[str, Any], changes: dict[str, Any]) -> Seen:
+def uploads_program(algorithm: Algorithm) -> Program | None:
+    """Return the first program of `withhold_uploads` with the most privacy that is not refused."""
+    for options in () if algorithm.also_sent else (SUMS, CLIENTS, {}):
+        held = {"withheld": [CLIENT]} | ({"absent": ()} if options is SUMS else {})
+        with suppress(InputError):
+            return _program(algorithm, options, held)
+    return None
+
+
+def gradients_program(algorithm: Algorithm) -> Program | None:
+    """Return the first program of `withhold_gradients` unless it is refused."""
+    public = {"dp": "sample", "dp_public_validation": algorithm.needs_validation}
+    with suppress(InputError):
+        return _program(algorithm, public | NOISE, {})
+    return None
+
+
+def _program(algorithm: Algorithm, options: dict[str, Any], changes: dict[str, Any]) -> Program:
     federation = toy_for(algorithm, **{"participation": 0.6, "seed": SEED, **options}, **changes)
     program = checked_program(algorithm, federation, ROUNDS, chunk=ROUNDS)
-    program = replace(program, scored=())
+    return quick(replace(program, scored=()))
+
+
+def _run(algorithm: Algorithm, options: dict[str, Any], changes: dict[str, Any]) -> Seen:
+    program = _program(algorithm, options, changes)
     states, record, matrices = program.advance(program.start(), 0, ROUNDS)
     final = Final(program, states)
     state, models = first_run(program.to_host(states)), first_run(final.models())

@@ -64,9 +64,14 @@ def test_settings_of_two_names_are_a_grid():
     grid = {"top_k": [1, 3], "learning_rate": np.array([0.1, 0.2, 0.4])}
     wanted = {"top_k": [1, 1, 1, 3, 3, 3], "learning_rate": [0.1, 0.2, 0.4] * 2}
     assert swept_values(grid) == wanted
-    assert swept_values([{"top_k": 1, "mu": 2}, {"mu": 4, "top_k": 3}]) == {"top_k": [1, 3], "mu": [2, 4]}
+    assert swept_values([{"top_k": 1, "mu": 2}, {"mu": 4, "top_k": 3}]) == {
+        "top_k": [1, 3],
+        "mu": [2, 4],
+    }
     feddwa, federation = pfl.make_algorithm("feddwa"), toy_federation()
-    made = make_runs(feddwa, federation, (0, 7), pfl.Simulation(feddwa, federation, settings=grid).settings)
+    made = make_runs(
+        feddwa, federation, (0, 7), pfl.Simulation(feddwa, federation, settings=grid).settings
+    )
     assert made.algorithm.top_k.tolist() == wanted["top_k"] * 2
     np.testing.assert_array_equal(made.numbers["learning_rate"], wanted["learning_rate"] * 2)
 
