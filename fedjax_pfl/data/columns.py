@@ -67,8 +67,6 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
     require_unmasked(what, values)
     column = as_array(values)
     require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
-    if column.dtype.kind == "O" and all(isinstance(value, str) for value in column):
-        column = column.astype(str)
     require(column.dtype.kind in "iuU", what, str(column.dtype), "whole numbers or text")
     if column.dtype.kind == "u":
         fits = int(column.max(initial=0)) < 2**63

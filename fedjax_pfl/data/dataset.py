@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.columns import checked_columns
-from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
+from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels, numbered_classes
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
 from fedjax_pfl.utils.boundary import checked
-from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
+from fedjax_pfl.utils.conversions import as_array, finite_float32, is_list, require_unmasked
 from fedjax_pfl.utils.errors import InputError, find_name, refused, require, require_whole
 
 # Token ids are converted to float32 on the way to an embedding, which is exact up to here.
@@ -220,20 +220,20 @@ def dataset_from_arrays(
     columns: Mapping[str, ArrayLike] | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
-    """Make a `Dataset` of arrays.
+    """Make a `Dataset` of arrays, or of lists, data frames, series and tensors on the host.
 
     Args:
       name: name of the data set in results.
-      train_x: [n, ...] uint8 or float, all finite; [n, h, w] gets a channel axis, [n, d] stays.
-        With `vocab_size`: integer token ids [n, length].
-      train_y: [n] (or [n, 1]) integers in 0..C-1; for other tasks see `task`.
+      train_x: [n, ...] uint8, bool or float, all finite; [n, h, w] gets a channel axis, [n, d]
+        stays. A data frame may have integers. With `vocab_size`: integer token ids [n, length].
+      train_y: [n] (or [n, 1]) integers in 0..C-1, text or bool; for other tasks see `task`.
       test_x: official test samples, or None.
       test_y: official test labels, or None.
       num_classes: C, at most 2**20; None takes the largest label + 1, and then every smaller
         label must occur.
       input_scaling: scaling of `default`; None means "half" for uint8 and "raw" otherwise.
       vocab_size: number of token ids of texts, or None.
-      class_names: C names, or empty.
+      class_names: C names, or empty: then labels that are text or bool are the names, sorted.
       note: a remark for readers of results, or empty.
       task: "classification"; "regression" for numbers to predict, [n] or [n, K]; "multi_label" for
         0 or 1 for each of K labels, [n, K]; "next_token" for the token after each token of a text,
@@ -253,6 +253,8 @@ def dataset_from_arrays(
         )
     if vocab_size is not None:
         vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
+    if task == CLASSES:
+        train_y, test_y, class_names = numbered_classes(name, train_y, test_y, class_names)
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
@@ -309,13 +311,23 @@ def dataset_from_arrays(
 def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     require_unmasked(what, x)
     given, x = x, as_array(x)
+    if x.shape == () and is_list(given):
+        shapes = sorted({as_array(one).shape for one in given})
+        require(False, f"The {what}", f"samples of shapes {shapes[:5]}", "samples of one shape")
     require(x.shape != (), f"The {what}", given, "samples of one shape")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
+    if x.dtype.kind == "b" or (x.dtype.kind in "iu" and hasattr(given, "columns")):
+        x = x.astype(np.float32)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
     if not allowed:
-        tokens = " (token ids need vocab_size, or --data_option=vocab_size=V)"
-        types = f"uint8 or float{tokens if x.dtype.kind in 'iu' and x.ndim == 2 else ''}"
+        types, kind = "uint8 or float", x.dtype.kind
+        if kind in "iuU" and x.ndim <= 2:
+            types += " (token ids need vocab_size, or --data_option=vocab_size=V)"
+        if kind in "iu":
+            types += ", by astype('uint8') for images and astype('float32') for numbers"
+        if kind in "UO":
+            types += ", without text, dates and missing values"
         raise refused(f"Type of the {what}", str(x.dtype), types)
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")

@@ -1,11 +1,13 @@
 """Label formats of each task."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from fedjax_pfl.data.columns import Words, check_words
 from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
-from fedjax_pfl.utils.errors import require
+from fedjax_pfl.utils.errors import require, require_name
 
 CLASSES = "classification"
 NEXT = "next_token"
@@ -16,6 +18,32 @@ TASKS = {
     "regression": "finite numbers, [n] or [n, K]",
     NEXT: "integers [n, length], the token after each one, -1 where there is none",
 }
+
+
+def numbered_classes(
+    dataset: str, train_y: Any, test_y: Any, names: Sequence[str]
+) -> tuple[Any, Any, Sequence[str]]:
+    """Return (train_y, test_y, names) with numbers for labels that are text or truth values.
+
+    Without names of the classes these are the labels, sorted. Other labels stay as they are.
+
+    Raises:
+      InputError: a word for a missing value, two spellings of one label, or one without a name.
+    """
+    given = [np.atleast_1d(as_array(y)) for y in (train_y, test_y) if y is not None]
+    if any(y.dtype.kind not in "bU" or y.size != len(y) for y in given):
+        return train_y, test_y, names
+    require_unmasked(f"labels of data set {dataset!r}", train_y)
+    require_unmasked(f"test labels of data set {dataset!r}", test_y)
+    words = [y.reshape(-1).astype(str) for y in given]
+    found = Words(*np.unique(np.concatenate(words), return_inverse=True))
+    check_words(f"Label of data set {dataset!r}", found)
+    names = tuple(found.values.tolist()) if len(names) == 0 else names
+    for word in found.values:
+        require_name("label", str(word), names)
+    places = {name: k for k, name in enumerate(names)}
+    numbers = [np.array([places[word] for word in y.tolist()], np.int32) for y in words]
+    return numbers[0], numbers[1] if test_y is not None else None, names
 
 
 def checked_labels(
@@ -40,7 +68,7 @@ def checked_labels(
         return _numbers(what, y, count)
     if task == CLASSES and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    integers = "integer"
+    integers = "integer" + " or text" * (task == CLASSES)
     if task == CLASSES and y.dtype.kind == "f":
         integers += (
             " classes (numbers to predict need task='regression', or --data_option=task=regression)"

@@ -31,6 +31,7 @@ STYLES = len(COLOURS) * len(DASHES) * len(LINE_MARKERS)  # distinct styles
 MARKERS = "osD^vP*X"  # of scatter plots
 GREY = "0.72"
 _PANEL = 3.0  # inches, side of one matrix
+_ACROSS = 4  # matrices side by side
 _MOST = 1000  # clients along one side of a picture of a matrix
 
 
@@ -171,13 +172,14 @@ def mixing_heatmaps(
     row_names: Sequence[str] | None = None,
     client_names: Sequence[str] = (),
 ) -> Figure:
-    """Plot mixing matrices, one column for each round, on one colour scale.
+    """Plot mixing matrices of rounds, four side by side, on one colour scale.
 
     The scale is that of square roots: weights of others are often small compared to a client's own.
 
     Args:
-      matrices: [Q, N, N] (receiver, sender), or [Q, G, N, N] with one row of pictures for each of
-        G groups of layers. Where all receivers get the same mix, [Q, 1, N], it is drawn N times.
+      matrices: [Q, N, N] (receiver, sender), or [Q, G, N, N] with a picture below the other for
+        each of G groups of layers. Where all receivers get the same mix, [Q, 1, N], it is drawn N
+        times.
       rounds: Q numbers.
       title: of the figure.
       row_names: G names of the groups.
@@ -191,30 +193,36 @@ def mixing_heatmaps(
     require(fits, "matrices", shape, f"[{len(rounds)}, N, N] or [{len(rounds)}, G, N, N]")
     if matrices.ndim == 3:
         matrices = matrices[:, None]
-    columns, rows, _, n = matrices.shape
+    count, rows, _, n = matrices.shape
+    columns = min(count, _ACROSS)
+    lines = -(-count // columns)
     top = float(np.nanmax(matrices, initial=0.0)) or 1.0
     step = -(-n // _MOST)
     matrices = matrices[..., ::step, ::step].astype(float)
-    matrices = np.broadcast_to(matrices, (columns, rows, *[matrices.shape[-1]] * 2))
+    matrices = np.broadcast_to(matrices, (count, rows, *[matrices.shape[-1]] * 2))
     extent = (-0.5, n - 0.5, n - 0.5, -0.5)
-    size = (_PANEL * columns + 1.2, _PANEL * rows + 0.7)
+    size = (_PANEL * columns + 1.2, _PANEL * rows * lines + 0.7)
     figure = canvas(*size)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    grid = figure.subplots(rows * lines, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in grid[-rows:, count - columns * (lines - 1) :].flat:
+        axes.remove()
     norm = PowerNorm(0.5, vmin=0.0, vmax=top)
-    for (g, q), axes in np.ndenumerate(grid):
+    for g, q in np.ndindex(rows, count):
+        axes = grid[q // columns * rows + g, q % columns]
         shown = np.ma.masked_equal(matrices[q, g], 0)
         axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest", extent=extent)
         client_ticks(axes.xaxis, n, names=client_names)
         client_ticks(axes.yaxis, n, names=client_names)
         if g == 0:
             axes.set_title(f"round {rounds[q]}", fontsize=10)
-        if g == rows - 1:
+        if g == rows - 1 and q + columns >= count:
             axes.set_xlabel("sender")
-        if q == 0:
+            axes.xaxis.set_tick_params(labelbottom=True)
+        if q % columns == 0:
             named = f"{row_names[g]}\n" if row_names is not None else ""
             axes.set_ylabel(f"{named}receiver")
     scale = ScalarMappable(norm, HEAT)
-    figure.colorbar(scale, ax=grid, label="weight (white: 0)", fraction=0.05, pad=0.02)
+    figure.colorbar(scale, ax=figure.axes, label="weight (white: 0)", fraction=0.05, pad=0.02)
     figure.suptitle(title, fontsize=11, wrap=True)
     return figure
 

@@ -12,9 +12,9 @@ from fedjax_pfl.engine.program import Program
 
 # LLVM's optimizations gain nothing here, and XLA's older emitters compile faster. XLA refuses
 # options that its version does not know.
-QUICK = {"xla_backend_optimization_level": "0"}
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": "0"}
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    QUICK["xla_cpu_use_fusion_emitters"] = "false"
+    QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
 @cache

@@ -88,9 +88,22 @@ def is_list(value: Any) -> bool:
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Convert values to an array; an array of None for what has no shape, such as ragged lists."""
+    """Convert values to an array; an array of None for what has no shape, such as ragged lists.
+
+    Objects that are numbers, text or arrays of one shape, as in a pandas frame or series, become an
+    array of these.
+    """
+    values = values.detach() if hasattr(values, "detach") else values  # of PyTorch
+    values = values.toarray() if hasattr(values, "toarray") else values  # sparse
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
+        if array.dtype.name == "bfloat16":
+            return array.astype(np.float32)
+        if array.dtype != object or not array.shape:
+            return array
+        plain = np.asarray(array.tolist())
+        mixed = plain.dtype.kind == "U" and not all(isinstance(one, str) for one in array.flat)
+        return array if mixed else plain
     except (ValueError, TypeError, OverflowError):
         return np.asarray(None)
 

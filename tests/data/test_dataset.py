@@ -2,8 +2,11 @@
 
 import hashlib
 
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.dataset import dataset_from_arrays
@@ -80,8 +83,45 @@ def test_data_print_in_a_line():
 
 
 def test_samples_of_several_shapes():
-    with pytest.raises(InputError, match="training samples of data set 'mine' must be samples of"):
+    with pytest.raises(InputError, match=r"must be samples of one shape, .* \[\(1,\), \(2,\)\]"):
         dataset_from_arrays("mine", [[1.0, 2.0], [3.0]], [0, 1])
+
+
+FRAME = pd.DataFrame({"a": pd.array([1, 2, 3], "Int64"), "b": [0.5, 1, 2]})
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        FRAME,
+        FRAME.astype({"b": "Float64"}),
+        pd.Series([np.ones(2), np.zeros(2), np.ones(2)]),
+        np.array([[True, False]] * 3),
+        scipy.sparse.csr_matrix(np.eye(3, 2)),
+        jnp.ones((3, 2), "bfloat16"),
+    ],
+)
+def test_numbers_of_other_libraries(samples):
+    data = dataset_from_arrays("a", samples, pd.Series([0, 2, 1], dtype="Int64"))
+    values = samples.toarray() if hasattr(samples, "toarray") else list(np.asarray(samples))
+    np.testing.assert_array_equal(data.train_x, np.array(values, np.float32))
+    assert data.train_x.dtype == np.float32 and data.train_y.tolist() == [0, 2, 1]
+
+
+def test_labels_that_are_text():
+    words = pd.Series(["cat", "ant", "cat"])
+    for labels in (words, words.astype("category"), pd.DataFrame({"kind": words})):
+        data = dataset_from_arrays("a", FRAME, labels, FRAME[:1], ["bee"])
+        assert data.class_names == ("ant", "bee", "cat")
+        assert [*data.train_y, *data.test_y] == [2, 0, 2, 1]
+    given = dataset_from_arrays("a", FRAME, words, class_names=("cat", "ant"))
+    assert given.train_y.tolist() == [0, 1, 0]
+    with pytest.raises(InputError, match="label 'cat'"):
+        dataset_from_arrays("a", FRAME, words, class_names=("ant", "bee"))
+    with pytest.raises(InputError, match="'nan', a word for a missing value, in row 2"):
+        dataset_from_arrays("a", FRAME, ["cat", "nan", "ant"])
+    with pytest.raises(InputError, match="without text, dates and missing values"):
+        dataset_from_arrays("a", FRAME.assign(c=words), [0, 1, 0])
 
 
 MASKED = np.ma.masked_array([[1.0], [2.0]], [[False], [True]])

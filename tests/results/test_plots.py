@@ -77,6 +77,18 @@ def test_mixing_of_groups_and_of_one_row():
         plots.mixing_heatmaps(np.ones((2, 3, 4)), [1, 2])
 
 
+def test_mixing_of_many_rounds_has_several_rows():
+    figure = plots.mixing_heatmaps(np.ones((6, 2, 3, 3)) / 3, range(1, 7), "x", ("a", "b"))
+    shown = [axes for axes in figure.axes if axes.images]
+    assert [one.get_title() for one in shown if one.get_title()] == [
+        f"round {t}" for t in range(1, 7)
+    ]
+    places = {
+        (one.get_subplotspec().rowspan.start, one.get_subplotspec().colspan.start) for one in shown
+    }
+    assert places == {(r, c) for r in range(4) for c in range(4 if r < 2 else 2)}
+
+
 def test_no_global_state():
     before = pyplot.get_fignums()
     plots.mixing_heatmaps(np.ones((1, 3, 3)) / 3, [1])
