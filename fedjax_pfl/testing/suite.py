@@ -48,7 +48,7 @@ def check_algorithm(
     names = tuple(name for name in CHECKS if only in (None, name))
     count = "1 check" if len(names) == 1 else f"{len(names)} checks"
     cores, began = os.cpu_count() or 1, time.perf_counter()
-    show(f"{count} of {algorithm.name}, about {4 * len(names)} s on two idle cores: most compile.")
+    show(f"{count} of {algorithm.name}: about {3 * len(names)} s on two idle cores, to compile.")
     compiling: dict[str, Callable[[], float]] = {}
     with ThreadPoolExecutor(cores) as pool:
         for k, name in enumerate(names):

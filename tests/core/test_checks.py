@@ -1,5 +1,6 @@
 """An algorithm's mistakes raise a sentence where they happen."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +12,8 @@ from fedjax_pfl.core.algorithm_registry import ALGORITHMS
 from fedjax_pfl.engine.compiled import advance
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.testing import toys
+from fedjax_pfl.testing import suite, toys
+from fedjax_pfl.testing.checks import PROGRAMS
 from fedjax_pfl.testing.suite import check_algorithm
 from fedjax_pfl.utils import trees
 
@@ -349,10 +351,20 @@ def test_the_suite_shows_what_it_does(capsys, monkeypatch):
     algorithm = registered(Right)()
     assert check_algorithm(algorithm) == ("first", "second") == tuple(ran)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "1/2 first: One of them."
-    assert lines[-1] == "mine passes 2 checks: first, second."
+    assert lines[0] == "2 checks of mine: about 6 s on two idle cores, to compile."
+    assert lines[1] == "1/2 first, 0 s so far: One of them."
+    assert lines[-1] == "mine passes 2 checks in 0 s: first, second."
     assert check_algorithm(algorithm, only="second", show=None) == ("second",)
     assert capsys.readouterr().out == ""
+
+
+def test_a_check_finds_its_program_compiled():
+    algorithm = registered(Right)()
+    with ThreadPoolExecutor(1) as pool:
+        assert suite._begin(PROGRAMS["padding"], algorithm, pool)() > 0
+    with toys.count_compilations() as compiled:
+        check_algorithm(algorithm, only="padding", show=None)
+    assert not compiled
 
 
 def test_what_is_no_algorithm():

@@ -44,7 +44,7 @@ def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     loaded = pfl.Result.load(tmp_path / "feddwa_result")
     np.testing.assert_array_equal(loaded.curve(), names["results"]["feddwa"].curve())
     assert shown["save"].shape == (5,)
-    assert "rate 0.1: validation" in capsys.readouterr().out
+    assert "rate 0.1, top 2: validation" in capsys.readouterr().out
 
 
 @pytest.fixture
