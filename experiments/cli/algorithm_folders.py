@@ -15,7 +15,6 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import read_json
-from fedjax_pfl.engine.runs import Settings, swept_values
 from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged, remedy
 
@@ -92,7 +91,7 @@ def load_result(
     algorithm: str,
     seeds: Sequence[int],
     rounds: int,
-    settings: Settings | None = None,
+    settings: Sequence[Mapping[str, Any]] | None = None,
 ) -> pfl.Result:
     """Return the result in a folder of this run.
 
@@ -113,7 +112,7 @@ def load_result(
     for what, (has, needs) in wanted.items():
         if has != needs:
             raise damaged(folder / "result.json", f"{what}: {has} there, {needs} in this run")
-    swept = swept_values(settings)
+    swept = pfl.engine.swept_values(settings)
     same = result.settings.keys() == swept.keys() and all(
         np.array_equal(result.settings[name], values) for name, values in swept.items()
     )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.runs import combinations
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, unknown_hyperparameter
 
@@ -187,8 +186,9 @@ def programs(
     for algorithm in algorithms:
         mine = [n for n in grid if "." not in n or n.partition(".")[0] == algorithm]
         mine = [n for n in mine if not {f"{algorithm}.{n}"} & {*grid, *set_names}]
-        own = combinations({name: grid[name] for name in mine if inside[name]})
-        for fixed in combinations({name: grid[name] for name in mine if not inside[name]}):
+        structural = {name: grid[name] for name in mine if not inside[name]}
+        own = pfl.engine.combinations({name: grid[name] for name in mine if inside[name]})
+        for fixed in pfl.engine.combinations(structural):
             queue.append(Program(algorithm, fixed, own))
     return queue
 

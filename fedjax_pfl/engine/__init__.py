@@ -7,7 +7,7 @@ from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
 from fedjax_pfl.engine.program import Lowered
 from fedjax_pfl.engine.progress import LiveCurves
 from fedjax_pfl.engine.round_state import RoundState
-from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
+from fedjax_pfl.engine.runs import MAX_RUNS, combinations, sweepable, swept_values
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
 from fedjax_pfl.federation.data_sharding import distribute
@@ -22,9 +22,11 @@ __all__ = [
     "Progress",
     "RoundState",
     "Simulation",
+    "combinations",
     "distribute",
     "padding_efficiency",
     "score_new_clients",
     "split_new_clients",
     "sweepable",
+    "swept_values",
 ]
