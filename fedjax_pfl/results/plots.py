@@ -204,11 +204,11 @@ def mixing_heatmaps(
     size = (_PANEL * columns + 1.2, _PANEL * rows * lines + 0.7)
     figure = canvas(*size)
     grid = figure.subplots(rows * lines, columns, squeeze=False, sharex=True, sharey=True)
-    for axes in grid[-rows:, count - columns * (lines - 1) :].flat:
-        axes.remove()
+    for unused in grid[-rows:, count - columns * (lines - 1) :].flat:
+        unused.remove()
     norm = PowerNorm(0.5, vmin=0.0, vmax=top)
     for g, q in np.ndindex(rows, count):
-        axes = grid[q // columns * rows + g, q % columns]
+        axes: Axes = grid[q // columns * rows + g, q % columns]
         shown = np.ma.masked_equal(matrices[q, g], 0)
         axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest", extent=extent)
         client_ticks(axes.xaxis, n, names=client_names)
