@@ -1,6 +1,5 @@
 """Label formats of each task."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ TASKS = {
 
 
 def numbered_classes(
-    dataset: str, train_y: Any, test_y: Any, names: Sequence[str]
-) -> tuple[Any, Any, Sequence[str]]:
+    dataset: str, train_y: Any, test_y: Any, names: tuple[str, ...]
+) -> tuple[Any, Any, tuple[str, ...]]:
     """Return (train_y, test_y, names) with numbers for labels that are text or truth values.
 
     Without names of the classes these are the labels, sorted. Other labels stay as they are.

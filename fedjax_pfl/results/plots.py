@@ -208,7 +208,7 @@ def mixing_heatmaps(
         unused.remove()
     norm = PowerNorm(0.5, vmin=0.0, vmax=top)
     for g, q in np.ndindex(rows, count):
-        axes: Axes = grid[q // columns * rows + g, q % columns]
+        axes: Any = grid[q // columns * rows + g, q % columns]
         shown = np.ma.masked_equal(matrices[q, g], 0)
         axes.imshow(shown, cmap=HEAT, norm=norm, interpolation="nearest", extent=extent)
         client_ticks(axes.xaxis, n, names=client_names)
