@@ -1,8 +1,8 @@
 """Lines of code, docstrings, comments and blanks by package, and words of prose in the pages:
 `python -m tools.count_lines [FOLDER]`.
 
-Tables, code blocks and the pages of reproduced tables are not prose. With `--budget`, the command
-compares code and prose with `budget.toml` instead, and ends with 1 where there is more.
+Tables, code blocks, formulas and the pages of reproduced tables are not prose. With `--budget`, the
+command compares code and prose with `budget.toml` instead, and ends with 1 where there is more.
 """
 
 import ast
@@ -54,7 +54,8 @@ def words(root: Path) -> int:
     for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         if "reproduced" not in path.parts:
             text = path.read_text(encoding="utf-8")
-            text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+            aside = r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->"
+            text = re.sub(aside, "", text, flags=re.DOTALL)
             kept = (line for line in text.splitlines() if not line.lstrip().startswith("|"))
             total += sum(len(line.split()) for line in kept)
     return total

@@ -1,15 +1,16 @@
-"""MkDocs hooks: pages outside docs/, notebooks, and links out of docs/.
+"""MkDocs hooks: pages outside docs/, notebooks, links out of docs/, and formulas.
 
 Pages are written for readers of the repository, where README.md links to docs/running.md and a page
 to ../tests/algorithms. On the site, links between pages lead from page to page, and README.md is
 docs/index.md. A link to another file leads to the repository, `repo_url` of mkdocs.yml; without
-one, its label stays as text.
+one, its label stays as text. Formulas, `$...$` in a line and `$$...$$` apart, become MathML, which
+browsers show without a script.
 """
 
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +24,10 @@ MOVED = {
 NOTEBOOKS = {"docs/tutorial.ipynb": "tutorial.md", "docs/papers.ipynb": "papers.md"}
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+# Code in a line, which is left alone, or a formula: $$...$$ or $...$.
+FORMULA = re.compile(
+    r"`[^`]*`|\$\$(?P<apart>.+?)\$\$|\$(?P<inline>[^\s$](?:[^$\n]*[^\s$])?)\$", re.DOTALL
+)
 MARK = re.compile(r"^<!-- needs: [^>]*-->\n", re.MULTILINE)
 
 
@@ -57,6 +62,32 @@ def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -
     return "".join(parts)
 
 
+def typeset(text: str, convert: Callable[..., str]) -> str:
+    """Return a page's text with formulas as MathML.
+
+    Args:
+      text: Markdown; fenced blocks and code are not changed.
+      convert: from LaTeX, with `display` "block" or "inline", to MathML.
+
+    Raises:
+      ValueError: a formula with a command that `convert` leaves as it is.
+    """
+
+    def formula(match: re.Match) -> str:
+        latex = match["apart"] or match["inline"]
+        if not latex:
+            return match[0]
+        converted = convert(latex.strip(), display="block" if match["apart"] else "inline")
+        if "\\" in converted or "<mi>&<" in converted:
+            raise ValueError(f"a formula has an unknown command: {latex.strip()}")
+        tag = "div" if match["apart"] else "span"
+        return f"<{tag}>{converted}</{tag}>"
+
+    parts = FENCE.split(text)
+    parts[::2] = (FORMULA.sub(formula, part) for part in parts[::2])
+    return "".join(parts)
+
+
 def notebook_page(text: str, name: str) -> str:
     """Return a notebook's cells as a Markdown page, with pictures docs/images/NAME_CELL.png."""
     parts = []
@@ -88,7 +119,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Rewrite a page's links for the site."""
+    """Rewrite a page's links and formulas for the site."""
+    from latex2mathml.converter import convert
+
     places = {_source(file.src_uri): file.src_uri for file in files}
     places |= {"README.md": "index.md"} | NOTEBOOKS
-    return relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")
+    text = relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")
+    return typeset(text, convert)

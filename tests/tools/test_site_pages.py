@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tools.site_docstrings import annotation, imported, one_each
-from tools.site_pages import notebook_page, relinked
+from tools.site_pages import notebook_page, relinked, typeset
 
 PLACES = {
     "README.md": "index.md",
@@ -46,6 +46,17 @@ def test_blocks_are_left_alone_and_marks_taken_out():
     page = "<!-- needs: data -->\n```\n[r](none.md)\n```\n[r](../README.md)\n"
     wanted = "```\n[r](none.md)\n```\n[r](index.md)\n"
     assert relinked(page, "docs/running.md", PLACES, "") == wanted
+
+
+def test_formulas_but_not_code_are_typeset():
+    page = "`$a$` is 5 $ or $b$\n\n$$\nc\n$$\n\n```\n$d$\n```\n"
+    wanted = "`$a$` is 5 $ or <span><inline b></span>\n\n<div><block c></div>\n\n```\n$d$\n```\n"
+    assert typeset(page, lambda latex, display: f"<{display} {latex}>") == wanted
+
+
+def test_a_formula_with_an_unknown_command():
+    with pytest.raises(ValueError, match=r"unknown command: \\foo"):
+        typeset(r"$\foo$", lambda latex, display: latex)
 
 
 def test_an_entry_for_each_name():
