@@ -202,6 +202,8 @@ PROGRAMS = {
     "run": check_file,
     "pre-commit": lambda words: None,
     "tensorboard": lambda words: None,  # not ours
+    "git": lambda words: None,
+    "cd": lambda words: None,
 } | {command: SCRIPTS[module] for command, module in pages.COMMANDS.items()}
 
 
