@@ -22,6 +22,7 @@ from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.data.sources import source_registry
 from tests.docs import pages
 from tests.docs.programs import check
+from tests.docs.test_migrating import NAMES as MIGRATING
 from tools.benchmark import __main__ as benchmark
 
 ROOT = pages.ROOT
@@ -110,7 +111,7 @@ def known_flags():
 def test_flags_within_the_text_exist(path, known_flags):
     for span in pages.spans(text_of(path)):
         for name in re.findall(r"(?<![\w-])--(\w[\w-]*)", span):
-            theirs = path.name == "migrating.md" and unknown_flags.hint(name, flags.parse(["run"]))
+            theirs = path.name in MIGRATING and unknown_flags.hint(name, flags.parse(["run"]))
             assert name in known_flags | FOREIGN or theirs, span
 
 

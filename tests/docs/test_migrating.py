@@ -1,4 +1,4 @@
-"""What docs/migrating.md says of other libraries' flags is what the commands answer."""
+"""What docs/migrating.md and the tables of other libraries say of other libraries' flags is what the commands answer."""
 
 import ast
 import re
@@ -13,7 +13,8 @@ from fedjax_pfl.results.accuracy_conventions import HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from tests.docs import pages
 
-PAGE = (pages.ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+NAMES = ("migrating.md", "pfllib.md", "flbench_flower.md")
+PAGE = "".join((pages.ROOT / "docs" / name).read_text(encoding="utf-8") for name in NAMES)
 ROWS = re.findall(r"^\| (`[^|]*) \| ([^|]*) \| ([^|]*)\|$", PAGE, re.MULTILINE)
 FLAGS = [row for row in ROWS if not row[0].startswith("`--dataset=")]
 # (PFLlib's flag, its default, the algorithm there, ours, the preset's value, our default)
