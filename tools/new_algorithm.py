@@ -96,8 +96,8 @@ def lists(root: Path) -> dict[Path, str]:
     beside = "| Algorithm | Clients also send | Statistics without noise |\n|---|---|---|\n"
     beside = re.escape(beside)
     rules = (
-        ("docs/algorithms/README.md", rf"(?<={head})(\|.*\n)*", seen),
-        ("docs/algorithms/README.md", rf"(?<={beside})(\|.*\n)*", told),
+        ("docs/conventions.md", rf"(?<={head})(\|.*\n)*", seen),
+        ("docs/conventions.md", rf"(?<={beside})(\|.*\n)*", told),
         ("README.md", r"\d+(?= algorithms\b)", total),
         ("docs/index.md", r"\d+(?= algorithms\b)", total),
         ("docs/comparison.md", r"(?<=\| Personalized algorithms \| )\d+ of \d+",

@@ -87,7 +87,7 @@ def moment(text):
 @pytest.mark.parametrize("name", PAGES)
 def test_moment_of_scoring(name):
     """It is one of the conventions' sentences, and that of local steps if there are such steps."""
-    conventions = (FOLDER / "README.md").read_text(encoding="utf-8").partition("| Sentence |")[2]
+    conventions = read("../conventions").partition("| Sentence |")[2]
     known = re.findall(r"^\| (.*?\.) \|", conventions.partition("\n\n")[0], re.MULTILINE)
     assert len(known) == 5
     found = moment((FOLDER / f"{name}.md").read_text(encoding="utf-8"))
@@ -191,7 +191,7 @@ def test_commands_run_the_algorithm(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_figures_exist_and_take_the_options(name):
     text = read(name)
-    if "\n## Figures\n" not in text:  # those of any run: docs/algorithms/README.md
+    if "\n## Figures\n" not in text:  # those of any run: docs/conventions.md
         return
     spans = re.findall(r"`(\w+/\w+[^`]*)`", section(text, "Figures"))
     assert spans
@@ -241,7 +241,7 @@ def test_algorithms_that_average_whole_models_are_named():
             algorithm.check(algorithm.prepare(federation))
         except pfl.InputError as error:
             refused += [name] * ("averages whole models" in str(error))
-    text = " ".join(read("README").split())
+    text = " ".join(read("../conventions").split())
     (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", text)
     assert sorted(re.findall(r"`(\w+)`", said)) == refused
 
