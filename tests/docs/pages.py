@@ -19,8 +19,8 @@ NAMES = (
     "run", "sweep", "compare", "partition", "reproduce", "figures", "study", "pretrain",
 )  # fmt: skip
 COMMANDS = {f"pfl-{name}": f"experiments.{name}" for name in NAMES}
-PROGRAMS = ("git", "cd", "python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip", ".ci/run",
-            ".venv/bin/pre-commit", "tensorboard", *COMMANDS)  # fmt: skip
+PROGRAMS = ("git", "cd", "python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip",
+            ".ci/run", ".venv/bin/pre-commit", "tensorboard", *COMMANDS)  # fmt: skip
 BLOCK = re.compile(
     r"^(?:<!-- needs: (?P<need>[^>]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,

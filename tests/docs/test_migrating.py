@@ -1,4 +1,4 @@
-"""What docs/migrating.md and the tables of other libraries say of other libraries' flags is what the commands answer."""
+"""What the pages say of other libraries' flags is what the commands answer."""
 
 import ast
 import re
