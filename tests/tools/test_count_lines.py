@@ -16,7 +16,7 @@ def f():
     """One line."""
     return 1  # counted as code
 '''
-PAGE = "# Two words\n\n| a | b |\n\n```\nnot these\n```\n<!-- nor this -->\nthree more words\n"
+PAGE = "# Two words\n\n| a | b |\n\n```\nnot these\n```\n<!-- nor this -->\n$$\nnor this\n$$\nthree $nor this$ more words\n"
 
 
 def test_lines_and_words(tmp_path):
