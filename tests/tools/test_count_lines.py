@@ -16,7 +16,8 @@ def f():
     """One line."""
     return 1  # counted as code
 '''
-PAGE = "# Two words\n\n| a | b |\n\n```\nnot these\n```\n<!-- nor this -->\n$$\nnor this\n$$\nthree $nor this$ more words\n"
+ASIDE = "| a | b |\n\n```\nnot these\n```\n<!-- nor this -->\n$$\nnor this\n$$\n"
+PAGE = f"# Two words\n\n{ASIDE}three $nor this$ more words\n"
 
 
 def test_lines_and_words(tmp_path):
