@@ -5,7 +5,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("run")
 
-import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.engine.progress import Line
 from fedjax_pfl.execution import processes
+from fedjax_pfl.execution.platforms import cores
 from fedjax_pfl.results.notes import named
 
 from .cli import (
@@ -110,7 +110,7 @@ def _compiled(experiment: Experiment, pending: Sequence[str]) -> dict[str, float
     """Compile the next algorithms' programs, one on each core; return the seconds of each."""
     seeds = experiment.config.seeds[: max(experiment.folder.blocks)]
     adapt, simulations = experiment.config.adaptation, {}
-    for name in pending[: os.cpu_count()]:
+    for name in pending[: cores()]:
         simulations[name] = experiment.simulation(name, seeds, adapt=adapt)
     line = Line(", ".join(simulations))
     pfl.compile_all(simulations.values())

@@ -94,7 +94,7 @@ def bounded_memory():
     yield
     if resident() <= bound:
         return
-    for fn in SIMULATIONS:
+    for fn in (*SIMULATIONS, compiled.starter("cpu"), compiled.first_leaves_of("cpu")):
         fn.clear_cache()
     release()
     if resident() > bound - STEP:

@@ -91,6 +91,10 @@ def measured(task: Task, words: Sequence[str], folder: Path, stop: Stopper) -> C
     )  # fmt: skip
 
 
+def _say_interrupted(number: int) -> None:
+    print("Interrupted: the same command goes on with this cell.", file=sys.stderr)
+
+
 @shell.script(shell.GOES_ON)
 def main(argv: list[str]) -> int:
     """Run the command."""
@@ -113,7 +117,7 @@ def main(argv: list[str]) -> int:
         if time.monotonic() > end:
             break
         print(f"\n[{number}/{len(queue)}] {task.algorithm}, {task.setting}", flush=True)
-        with tempfile.TemporaryDirectory() as place, Stopper() as stop:
+        with tempfile.TemporaryDirectory() as place, Stopper(_say_interrupted) as stop:
             try:
                 cell = measured(task, words, Path(place), stop)
             except Stopped:

@@ -7,6 +7,7 @@ import jax
 import fedjax_pfl as pfl
 from fedjax_pfl.execution import mesh_shape, processes
 from fedjax_pfl.execution.mesh_shape import AUTO
+from fedjax_pfl.execution.platforms import cores
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
 
@@ -114,11 +115,6 @@ def _start(count: int) -> bool:
         return False
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SINGLE_THREADED}".strip()
     return True
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _whole(text: str) -> int:

@@ -91,11 +91,13 @@ class Stopper:
         first = self._next(None)
         if not first:
             return
-        print(STOPPING, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a closed terminal
+            print(STOPPING, file=sys.stderr, flush=True)
         # Several processes stop together, after rounds of any length.
         if self._next(None if processes.is_distributed() else LATE) != 0:
             try:
                 self._say(first)
+                sys.stdout.flush()
                 sys.stderr.flush()
             finally:
                 os._exit(128 + first)

@@ -317,7 +317,8 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     require(x.shape != (), f"The {what}", given, "samples of one shape")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
-    if x.dtype.kind == "b" or (x.dtype.kind in "iu" and hasattr(given, "columns")):
+    whole = x.dtype.kind in "iu" and x.dtype != np.uint8  # uint8 are pixels
+    if x.dtype.kind == "b" or (whole and hasattr(given, "columns")):
         x = x.astype(np.float32)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
     if not allowed:

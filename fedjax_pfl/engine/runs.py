@@ -357,10 +357,23 @@ def class_constants(cls: type) -> tuple[Any, ...]:
     A class variable or a method may be given another value between two simulations.
     """
     named = [item for base in cls.__mro__ for item in vars(base).items() if item[0][:2] != "__"]
-    return tuple(
-        (k, type(v), v if isinstance(v, Hashable) and not isinstance(v, tuple) else repr(v))
-        for k, v in named
-    )
+    return tuple((name, _constant(value)) for name, value in named)
+
+
+def _constant(value: Any) -> Hashable:
+    """Return a hashable value that differs where another one does."""
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        return array.shape, str(array.dtype), array.tobytes()
+    if isinstance(value, tuple | list):
+        return type(value), *map(_constant, value)
+    if isinstance(value, dict):
+        return type(value), *((key, _constant(one)) for key, one in value.items())
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), repr(value)
+    return type(value), value
 
 
 def converted(algorithm: Algorithm) -> Algorithm:

@@ -1,6 +1,5 @@
 """`simulate`, which runs an algorithm on a federation, and `compile_all` before several runs."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +9,7 @@ from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.runs import Settings
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.execution import memory_maps
+from fedjax_pfl.execution.platforms import cores
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
@@ -90,8 +90,8 @@ def compile_all(simulations: Iterable[Simulation]) -> None:
     Raises:
       InputError: `run` would refuse one of them.
     """
-    memory_maps.make_room()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    memory_maps.make_room(several=True)
+    with ThreadPoolExecutor(cores()) as pool:
         compiling = [(one, one.compile_in(pool)) for one in simulations]
         for simulation, seconds in compiling:
             simulation.compile_seconds = seconds()

@@ -19,13 +19,13 @@ def count_maps() -> int:
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
-def make_room() -> bool:
+def make_room(several: bool = False) -> bool:
     """Drop all compiled programs once half of the maps are in use; return whether it did.
 
-    Only every eighth call checks, which leaves room for the programs in between. Programs that are
-    used again are compiled again.
+    Only every eighth call checks, which leaves room for the programs in between, and every call
+    for `several` programs. Programs that are used again are compiled again.
     """
-    if next(_calls) % EVERY:
+    if next(_calls) % EVERY and not several:
         return False
     limit = int(LIMIT.read_text()) if LIMIT.exists() else 0
     if not limit or count_maps() <= limit // 2:

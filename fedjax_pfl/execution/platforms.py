@@ -4,6 +4,8 @@ A program may be made on one machine for another. So what depends on the platfor
 name of a platform, never by the devices of the process that traces.
 """
 
+import os
+
 import jax
 
 from fedjax_pfl.utils.errors import require_name
@@ -36,3 +38,8 @@ def row_length(numbers: int, platform: str) -> int:
     """
     filled = -(-numbers // LANES) * LANES
     return filled if platform == "tpu" and filled <= 2 * numbers else numbers
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,12 +1,12 @@
 """Runs of the shared checks on an algorithm."""
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.execution.platforms import cores
 from fedjax_pfl.testing.checks import CHECKS, PROGRAMS
 from fedjax_pfl.testing.toys import in_double_precision
 from fedjax_pfl.utils.boundary import checked
@@ -47,14 +47,14 @@ def check_algorithm(
     show = show or (lambda line: None)
     names = tuple(name for name in CHECKS if only in (None, name))
     count = "1 check" if len(names) == 1 else f"{len(names)} checks"
-    cores, began = os.cpu_count() or 1, time.perf_counter()
+    began = time.perf_counter()
     show(f"{count} of {algorithm.name}: about {3 * len(names)} s on two idle cores, to compile.")
     compiling: dict[str, Callable[[], float]] = {}
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for k, name in enumerate(names):
             text = " ".join((CHECKS[name].__doc__ or "").split())
             show(f"{k + 1}/{len(names)} {name}, {time.perf_counter() - began:.0f} s so far: {text}")
-            for one in names[k : k + 1 + cores * (k > 0)]:
+            for one in names[k : k + 1 + cores() * (k > 0)]:
                 if one in PROGRAMS and one not in compiling:
                     compiling[one] = _begin(PROGRAMS[one], algorithm, pool)
             compiling.get(name, float)()

@@ -146,3 +146,9 @@ def test_images_of_two_ranges(shape, factor):
     with pytest.raises(InputError, match=f"data set 'a' reach 1 in one split and {factor} in the"):
         dataset_from_arrays("a", factor * x, [0, 1], x, [0, 1])
     assert dataset_from_arrays("a", x, [0, 1], x / 200, [0, 1]).num_test == 2
+
+
+def test_pixels_of_a_frame_stay_bytes():
+    """Else the default scaling would be that of other numbers."""
+    data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=np.uint8)), [0, 1, 1])
+    assert data.train_x.dtype == np.uint8

@@ -134,7 +134,7 @@ def test_run_continues_after_a_kill(tmp_path, name, more):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_compiles_ends_in_five_seconds(tmp_path, number):
+def test_a_run_that_compiles_ends_at_a_signal(tmp_path, number):
     folder = tmp_path / "out"
     words = [
         "--dataset=digits",
@@ -144,15 +144,15 @@ def test_a_run_that_compiles_ends_in_five_seconds(tmp_path, number):
     ]
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.run", *words, f"--output_dir={folder}"],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
-        while process.poll() is None and not (folder / "partition.png").exists():
-            time.sleep(0.01)
-        time.sleep(2)  # XLA takes ten times as long
-        process.send_signal(number)
-        _, said = process.communicate(timeout=5)
+        assert process.stdout is not None
+        while "compiling" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(number)  # XLA takes ten times as long
+        _, said = process.communicate(timeout=20)
     finally:
         process.kill()
         process.wait()
