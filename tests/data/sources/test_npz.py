@@ -38,7 +38,7 @@ GOOD = {"x_train": np.zeros((3, 5)), "y_train": np.array([0, 1, 1])}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x_train": np.zeros((3, 5, 5), np.int64)}, "must be uint8 or float, got 'int64'"),
+        ({"x_train": np.zeros((3, 5, 5), np.int64)}, "must be uint8 or float, .* got 'int64'"),
         ({"x_train": np.full((3, 5), 1e300)}, "got '15 NaN or infinite values'"),
         ({"x_train": np.zeros(3)}, r"\[n, d\], \[n, h, w\] or \[n, h, w, c\], got \(3,\)"),
         ({"x_train": np.zeros((3, 0))}, "without an empty axis"),
