@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
@@ -13,18 +14,12 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.engine.runs import make_runs, one_run
 from fedjax_pfl.testing.toys import toy_federation
+from tests.core.upload_rounds import SIZES, context
 
-SIZES = (7, 3, 6, 10, 4)
 SUMS = {"dp": "client", "dp_clip": 0.5, "dp_noise": 2.0, "dp_placement": "distributed"}
 SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-
-
-def context(algorithm, rounds=1, **options):
-    federation = algorithm.prepare(toy_federation(SIZES, **options))
-    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    return run.context(federation, jnp.int32(0), jnp.int32(rounds))
 
 
 def test_the_number_of_rounds_is_noted_whoever_reads_it():
@@ -35,16 +30,27 @@ def test_the_number_of_rounds_is_noted_whoever_reads_it():
     assert ctx.asked == {"num_rounds"}
 
 
-def test_a_class_variable_is_part_of_the_program(made):
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (1.0, 0.5),
+        (1, True),
+        (np.zeros(2000), 1.0 * (np.arange(2000) == 1000)),  # neither can be seen in their texts
+        ((np.zeros(2), [1e-9]), (np.zeros(2), [2e-9])),
+        ({"a": np.float32(1)}, {"a": np.float32(1 + 1e-6)}),
+        ({1, 2}, {1}),  # nor hashed
+    ],
+)
+def test_a_class_variable_is_part_of_the_program(made, first, later):
     class Slows(FedAvg):
-        factor: ClassVar = 1.0
+        factor: ClassVar = first
 
         def server_update(self, ctx, state, mean, weights, used):
             return replace(state, server=jax.tree.map(lambda x: x * self.factor, mean))
 
     algorithm, federation = made(Slows), toy_federation(SIZES)
     before, same = (jax.tree.structure(make_runs(algorithm, federation, (0,))) for _ in range(2))
-    type(algorithm).factor = 0.5
+    type(algorithm).factor = later
     assert before == same != jax.tree.structure(make_runs(algorithm, federation, (0,)))
 
 

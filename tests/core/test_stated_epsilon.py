@@ -19,28 +19,21 @@ from fedjax_pfl.core.traced_checks import with_all_releases
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.evaluation import named_models
 from fedjax_pfl.engine.round_facts import round_facts
-from fedjax_pfl.engine.runs import make_runs, one_run
+from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.toys import toy_federation, toy_for
 from fedjax_pfl.uploads.pipeline import ClientPrivacy, Uploads
 from fedjax_pfl.uploads.stage import StageMemory, UploadInfo
 from fedjax_pfl.utils.structs import by_field
-from tests.core.upload_rounds import flat
+from tests.core.upload_rounds import SIZES, context, flat
 
-SIZES = (7, 3, 6, 10, 4)
 CLIENT = {"dp": "client", "dp_clip": 0.5, "dp_noise": 2.0}
 SUMS = CLIENT | {"dp_placement": "distributed"}
 DRAWN = SUMS | {"participation": 0.6}
 SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-
-
-def context(algorithm, rounds=1, **options):
-    federation = algorithm.prepare(toy_federation(SIZES, **options))
-    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    return run.context(federation, jnp.int32(0), jnp.int32(rounds))
 
 
 @pytest.mark.parametrize(

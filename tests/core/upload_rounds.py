@@ -4,10 +4,21 @@ from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
+
+SIZES = (7, 3, 6, 10, 4)
+
+
+def context(algorithm, rounds=1, **options):
+    """The context of an algorithm's first round on a toy federation."""
+    federation = algorithm.prepare(toy_federation(SIZES, **options))
+    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
+    return run.context(federation, jnp.int32(0), jnp.int32(rounds))
 
 
 @pfl.core.struct
