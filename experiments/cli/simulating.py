@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHUNK = 50  # rounds between two looks at `Stopper`, at most
 LATE = 4.0  # seconds after a signal, within which a run stops by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPING = "\nStopping: rounds that end in a few seconds are kept. Once more stops at once."
+STOPPING = "\nStopping after the rounds in progress{}. Once more stops at once."
 
 
 class Stopped(Exception):
@@ -92,7 +92,8 @@ class Stopper:
         if not first:
             return
         with contextlib.suppress(OSError):  # a closed terminal
-            print(STOPPING, file=sys.stderr, flush=True)
+            soon = "" if processes.is_distributed() else f", or in {LATE:g} seconds"
+            print(STOPPING.format(soon), file=sys.stderr, flush=True)
         # Several processes stop together, after rounds of any length.
         if self._next(None if processes.is_distributed() else LATE) != 0:
             try:
