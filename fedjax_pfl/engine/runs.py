@@ -372,8 +372,8 @@ def _constant(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return type(value), repr(value)
-    return type(value), value
+        return repr(value)
+    return value
 
 
 def converted(algorithm: Algorithm) -> Algorithm:
