@@ -116,7 +116,8 @@ def explicit(config: ExperimentConfig) -> list[str]:
 
 
 def tasks() -> list[Task]:
-    """Return all cells that the leaderboard has, column by column."""
+    """Return all cells that the leaderboard has: those of the first rows in all settings that are
+    not costly, those of the other rows there, and those of the costly settings."""
     preset, found = ["study", f"--preset={PRESET}"], []
     for column in study.parts("setting", flags.parse(preset, study.define).setting):
         words = [*preset, *column.words, f"--seed={SEED}", "--num_seeds=1"]
@@ -127,7 +128,8 @@ def tasks() -> list[Task]:
             own = config.replace(algorithms=[row.algorithm], set=row.settings())
             grids = [f"--grid={word}" for word in row.grids(rates.partition("=")[2])]
             found.append(Task(row.algorithm, column.name, (*explicit(own), *grids)))
-    return found
+    first = list(rows())[:FIRST]
+    return sorted(found, key=lambda one: (one.setting.startswith(COSTLY), one.algorithm not in first))
 
 
 @dataclass(frozen=True)
