@@ -250,15 +250,19 @@ def listed(names: Sequence[str] | dict[str, float]) -> str:
 def absent(board: Board) -> str:
     """Return why algorithms are not in the ranking, and what is not run at which cost."""
     lines = [f"- `{name}`: {row.out}." for name, row in rows().items() if row.out]
+    later = []
     for name in dict.fromkeys(one.algorithm for one in board.tasks):
         if name not in board.names:
             own = [board.cells.get((s, name)) for s in board.settings]
-            errors = [f"{one.setting}: {one.error}" for one in own if one and one.error]
-            lines.append(f"- `{name}`: {errors[0] if errors else 'not run in all settings'}")
+            errors = [f"- `{name}`: {one.setting}: {one.error}" for one in own if one and one.error]
+            lines += errors[:1]
+            later += [] if errors else [name]
+    if later:
+        lines.append(f"- Not run in all settings: {listed(later)}.")
     changed = [name for name in board.names if board.changed(name)]
     if changed:
         lines.append(f"- Measured before their algorithm changed, marked *: {listed(changed)}.")
-    lines += [f"- Not run in {SETTINGS[setting][0]}: about {hours:.1f} CPU hours."
+    lines += [f"- What is not run in {SETTINGS[setting][0]} takes about {hours:.1f} CPU hours."
               for setting, hours in board.hours().items()]  # fmt: skip
     return "\n".join(lines)
 

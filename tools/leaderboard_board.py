@@ -10,9 +10,9 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.results.significance import FEWEST, Ranking
-from tools.leaderboard_cells import MOMENTS, Cell, Cells, Task, missing
+from tools.leaderboard_cells import FIRST, MOMENTS, Cell, Cells, Task, missing, rows
 
-ENOUGH = 0.9  # of the rows, for a setting to count
+ENOUGH = 0.9  # of the first rows, for a setting to count
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Board:
         board = cls({at: one for at, one in cells.items() if held.get(at) == one.command}, tasks_)
         if len(board.settings) < FEWEST:
             raise pfl.InputError(
-                f"{len(board.settings)} settings have cells of {ENOUGH:.0%} of the rows, and a "
-                f"ranking needs {FEWEST}: run tools.leaderboard_queue."
+                f"{len(board.settings)} settings have cells of {ENOUGH:.0%} of the first {FIRST} "
+                f"rows, and a ranking needs {FEWEST}: run tools.leaderboard_queue."
             )
         return board
 
@@ -51,9 +51,10 @@ class Board:
 
     @cached_property
     def finished(self) -> list[str]:
-        """Settings with cells of enough of their rows, failed ones included."""
-        asked = [one.setting for one in self.tasks]
-        there = [setting for setting, _ in self.cells]
+        """Settings with cells of enough of the first rows, failed ones included."""
+        first = list(rows())[:FIRST]
+        asked = [one.setting for one in self.tasks if one.algorithm in first]
+        there = [setting for setting, name in self.cells if name in first]
         return [s for s in dict.fromkeys(asked) if there.count(s) >= ENOUGH * asked.count(s)]
 
     @cached_property

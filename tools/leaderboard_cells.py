@@ -129,7 +129,9 @@ def tasks() -> list[Task]:
             grids = [f"--grid={word}" for word in row.grids(rates.partition("=")[2])]
             found.append(Task(row.algorithm, column.name, (*explicit(own), *grids)))
     first = list(rows())[:FIRST]
-    return sorted(found, key=lambda one: (one.setting.startswith(COSTLY), one.algorithm not in first))
+    return sorted(
+        found, key=lambda one: (one.setting.startswith(COSTLY), one.algorithm not in first)
+    )
 
 
 @dataclass(frozen=True)

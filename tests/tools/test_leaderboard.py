@@ -75,6 +75,7 @@ def test_tasks_are_the_presets_settings_one_after_the_other():
     tasks = leaderboard_cells.tasks()
     settings = list(dict.fromkeys(one.setting for one in tasks))
     assert settings == list(leaderboard.SETTINGS)
+    assert [tasks[24].setting, tasks[24 * 7].algorithm] == ["grouped", "ifca"]  # first, 24 rows
     runs = [one for one in tasks if one.setting == "sampled"]
     assert [one.algorithm for one in runs] == [
         name for name, row in leaderboard_cells.rows().items() if not row.out
@@ -155,7 +156,7 @@ def test_what_is_ranked():
     del found["drift", "fedprox"], found["drift", "local"]
     found["grouped", "fedprox"] = replace(found["grouped", "fedprox"], command="of other flags")
     found["features", "local"] = replace(found["features", "local"], revision="0.1")
-    with pytest.raises(pfl.InputError, match="4 settings have cells of 90% of the rows"):
+    with pytest.raises(pfl.InputError, match="4 settings have cells of 90% of the first 24"):
         leaderboard_board.Board.of(found, TASKS)
     del found["grouped", "fedprox"]
     found |= {("grouped", "fedprox"): cells()["grouped", "fedprox"]}
@@ -187,7 +188,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert "- `waffle`: dirichlet: InputError: too many clients." in page
     assert "marked *: `local`, `fedprox`, `fedavg`." in page
     assert "they took 0.2 CPU hours" in page
-    assert "- Not run in Drift: about 0.0 CPU hours." in page
+    assert "- What is not run in Drift takes about 0.0 CPU hours." in page
     assert "- `fedbn`: no network here has batch normalization." in page
     assert "| `fedprox` | 2 | 1 / 0 |" in page and "| `waffle` | 1 | - | - |" in page
     assert "Best, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page
