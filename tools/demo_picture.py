@@ -45,7 +45,7 @@ def draw(runs: Sequence[Run]):
     left.legend(
         [line for *_, line in drawn],
         [f"{name}  {last:.1f}" for last, name, _ in drawn],
-        loc="upper left", fontsize=9, frameon=False,
+        loc="lower right", fontsize=9, frameon=False,
     )  # fmt: skip
     left.set_title(f"{len(runs[0].seeds)} seeds: mean, lowest and highest", fontsize=10)
     run = mixed[0]

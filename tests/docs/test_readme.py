@@ -26,7 +26,7 @@ def table():
 def test_python_of_the_readme(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = pages.python_blocks(README)
-    short = block.replace("rounds=20", "rounds=2").replace('model="cnn"', 'model="softmax"')
+    short = block.replace("rounds=20", "rounds=2").replace('model="mlp"', 'model="softmax"')
     assert "rounds=2," in short and "softmax" in short
     exec(compile(short, "README.md", "exec"), {})
     assert "Result(feddwa: 20 clients, 2 rounds, 2 seed(s)" in capsys.readouterr().out

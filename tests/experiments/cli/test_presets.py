@@ -57,9 +57,9 @@ def test_where_a_preset_may_stand(tmp_path):
 def test_typed_options_of_training_win_over_a_presets_own(tmp_path):
     """Over an algorithm's own in the preset, and epochs over the preset's steps."""
     preset = "--preset=digits_groups"
-    assert parsed(preset).training_of["spfl"] == {"learning_rate": 0.6}
+    assert parsed(preset).training_of["spfl"] == {"learning_rate": 0.2}
     args = parsed(preset, "--learning_rate=0.7", "--set=local.learning_rate=0.2")
-    assert args.training_of["spfl"] == {} and args.instances["spfl"].gamma == 10
+    assert args.training_of["spfl"] == {} and args.instances["spfl"].gamma == 20
     assert args.training_of["local"] == {"learning_rate": 0.2}
     for word, left in (("learning_rate=0.1,1", set()), ("feddwa.learning_rate=0.1,1", {"local"})):
         args = flags.parse(["sweep", preset, f"--grid={word}"], sweep.define)
