@@ -7,6 +7,7 @@ same page.
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -95,8 +96,9 @@ the commands that repeat them; they took {spent:.1f} CPU hours.
 
 ## The papers' claims
 
-Of the rivals that most columns of its paper's main table place below a method, the number that it
-exceeds here, received / trained, in means over clients and seeds:
+Its paper's main table places each method above these rivals in most columns. Here, by means over
+clients and seeds, the number of settings in which it is above all of them, and the rivals that are
+not below it in most settings, with their number of settings:
 
 {claims}
 
@@ -225,21 +227,23 @@ def conclusions(board: Board) -> str:
     return "\n\n".join(found)
 
 
-def claims(board: Board) -> Table:
-    """Return how many of its paper's rivals each method exceeds, by setting."""
-    columns, body = board.columns, []
-    for name, rivals in PAPERS.items():
-        line = [f"`{name}`", str(len(rivals.split()))]
-        for setting in columns:
-            own, *others = (board.scored_cell(setting, one) for one in (name, *rivals.split()))
-            if own is None or None in others:
-                line.append(MISSING)
-                continue
-            counts = [sum(scores(own, at).mean() > scores(one, at).mean() for one in others)
-                      for at in MOMENTS]  # fmt: skip
-            line.append(" / ".join(map(str, counts)))
-        body.append(line)
-    return Table.of_cells(["Method", "Rivals", *(SETTINGS[s][0] for s in columns)], body)
+def claims(board: Board) -> str:
+    """Return how often each paper's method exceeds its rivals, and which of them exceed it."""
+    found = []
+    for name, words in PAPERS.items():
+        own = [one for s in board.finished if (one := board.scored_cell(s, name))]
+        all_ = words.split()
+        rivals = [one for one in all_ if all(board.scored_cell(c.setting, one) for c in own)]
+        text = f"- `{name}` in {len(own)} settings, with {len(rivals)} rivals of {len(all_)}."
+        for moment in MOMENTS if own and rivals else ():
+            above = [[one for one in rivals if scores(board.cells[c.setting, one], moment).mean()
+                      >= scores(c, moment).mean()] for c in own]  # fmt: skip
+            times = Counter(itertools.chain(*above)).most_common()
+            ahead = ", ".join(f"`{one}` ({k})" for one, k in times if 2 * k > len(own))
+            text += (f" {moment.capitalize()}: above all in {above.count([])}; not above in most: "
+                     f"{ahead or 'none'}.")  # fmt: skip
+        found.append(text)
+    return "\n".join(found)
 
 
 def listed(names: Sequence[str] | dict[str, float]) -> str:
@@ -282,7 +286,7 @@ def write(folder: Path, board: Board) -> None:
         count=len(names), settings=len(board.settings), first=FIRST,
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
         conclusions=conclusions(board),
-        claims=claims(board).to_markdown(), edges=edges(board),
+        claims=claims(board), edges=edges(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {title} | {about} |" for title, about in SETTINGS.values()),
         machine=measured.machine,

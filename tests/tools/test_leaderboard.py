@@ -190,7 +190,9 @@ def test_the_page(tmp_path, monkeypatch):
     assert "they took 0.2 CPU hours" in page
     assert "- What is not run in Drift takes about 0.0 CPU hours." in page
     assert "- `fedbn`: no network here has batch normalization." in page
-    assert "| `fedprox` | 2 | 1 / 0 |" in page and "| `waffle` | 1 | - | - |" in page
+    assert "- `fedprox` in 5 settings, with 2 rivals of 2. Received: above all in 0; " in page
+    assert "in most: `local` (5). Trained: above all in 0; not above in most: `local` (5), " in page
+    assert "- `waffle` in 0 settings" in page
     assert "Best, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page
     assert "most often the smallest learning_rate: `local`, `fedprox`, `fedavg`." in page
     assert (tmp_path / "ranks.png").read_bytes()[1:4] == b"PNG"
