@@ -1,6 +1,6 @@
 """Table of the papers' settings, generated from the presets.
 
-`python -m tools.settings_table docs/settings.md` updates the tables between the file's marks.
+`python -m tools.settings_table docs/settings` updates the tables between the marks of its pages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -117,7 +117,8 @@ def table(paper: str) -> str:
     shared = {name: text for name, text in given[0].items()
               if all(other.get(name) == text for other in given)}  # fmt: skip
     lines = [f"All of them: `{' '.join(shared.values())}`", ""]
-    lines += ["| Setting | Preset and its other flags | Paper | Here |", "|---|---|---|---|"]
+    columns = "[Paper](README.md#columns) | [Here](README.md#columns)"
+    lines += [f"| Setting | Preset and its other flags | {columns} |", "|---|---|---|---|"]
     for row, one in zip(rows, given, strict=True):
         own = " ".join(text for name, text in one.items() if shared.get(name) != text)
         title = f"{row.title}; {row.note}" if row.note else row.title
@@ -126,27 +127,22 @@ def table(paper: str) -> str:
     return "\n".join(lines)
 
 
-def marks(paper: str) -> tuple[str, str]:
-    """Return the marks before and after a paper's table in the file."""
-    return f"<!-- presets: {paper} -->\n", f"\n<!-- end of presets: {paper} -->"
-
-
-def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
-    """Return the file's text with updated tables of the papers."""
-    for paper in papers:
-        first, last = marks(paper)
-        head, _, rest = text.partition(first)
-        _, found, tail = rest.partition(last)
-        if not found:
-            raise pfl.InputError(f"The file has no marks {first.strip()} and {last.strip()}.")
-        text = head + first + table(paper) + last + tail
-    return text
+def filled(text: str, paper: str) -> str:
+    """Return the text of a paper's page with the table updated between its marks."""
+    first, last = f"<!-- presets: {paper} -->\n", f"\n<!-- end of presets: {paper} -->"
+    head, _, rest = text.partition(first)
+    _, found, tail = rest.partition(last)
+    if not found:
+        raise pfl.InputError(f"The page has no marks {first.strip()} and {last.strip()}.")
+    return head + first + table(paper) + last + tail
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Update a page."""
-    path = arguments.parse("settings_table", __doc__, argv, ["page"]).page
-    run_files.write_text(path, filled(path.read_text(encoding="utf-8")))
+    """Update the pages of a folder."""
+    folder = arguments.parse("settings_table", __doc__, argv, ["folder"]).folder
+    for paper in PAPERS:
+        path = folder / f"{paper}.md"
+        run_files.write_text(path, filled(path.read_text(encoding="utf-8"), paper))
     return 0
 
 

@@ -25,6 +25,6 @@ def test_costs_at_full_scale():
 
 
 def settings_held(words):
-    """Training samples of each client of a preset, as docs/settings.md counts them."""
+    """Training samples of each client of a preset, as docs/settings counts them."""
     args = flags.parse(["run", *words])
     return data_flags.make_partition(args, datasets.blank(args.dataset)).sizes()

@@ -1,7 +1,6 @@
 """Presets of the papers' settings: each can be built, is whole, and is in the table as it is."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from tools import settings_table
 
 pytestmark = pytest.mark.usefixtures("in_the_root")
 
+PAGES = ROOT / "docs/settings"
 NAMES = [name for name in presets.complete_presets() if name.startswith(settings_table.PAPERS)]
 # What a setting is made of: no preset leaves one of these to a default that may change.
 ALWAYS = {
@@ -65,16 +65,16 @@ def test_presets_are_whole(name):
 
 
 @pytest.mark.costly
-def test_table_is_that_of_the_presets():
-    path = Path("docs/settings.md")
-    text = path.read_text(encoding="utf-8")
-    remedy = "run: python -m tools.settings_table docs/settings.md"
-    assert settings_table.filled(text) == text, remedy
+@pytest.mark.parametrize("paper", settings_table.PAPERS)
+def test_table_is_that_of_the_presets(paper):
+    text = (PAGES / f"{paper}.md").read_text(encoding="utf-8")
+    remedy = "run: python -m tools.settings_table docs/settings"
+    assert settings_table.filled(text, paper) == text, remedy
 
 
 def rows():
-    """The column Here of the table by preset."""
-    lines = (ROOT / "docs/settings.md").read_text(encoding="utf-8").splitlines()
+    """The column Here of the tables by preset."""
+    lines = "\n".join(path.read_text(encoding="utf-8") for path in PAGES.iterdir()).splitlines()
     cells = [line.split(" | ") for line in lines if line.startswith("| Table") or "**" in line]
     return {row[1].split("**")[1]: row[-1].removesuffix(" |") for row in cells}
 
@@ -110,5 +110,5 @@ def test_spfl_with_512_units_as_its_table_4_says(data):
 
 
 def test_files_without_marks():
-    with pytest.raises(InputError, match="The file has no marks <!-- presets: feddwa -->"):
-        settings_table.filled("# Settings")
+    with pytest.raises(InputError, match="The page has no marks <!-- presets: feddwa -->"):
+        settings_table.filled("# Settings", "feddwa")
