@@ -1,8 +1,9 @@
 """Lines of code, docstrings, comments and blanks by package, and words of prose in the pages:
 `python -m tools.count_lines [FOLDER]`.
 
-Tables, code blocks, formulas and the pages of reproduced tables are not prose. With `--budget`, the
-command compares code and prose with `budget.toml` instead, and ends with 1 where there is more.
+Tables, code blocks, formulas, directives and the pages of reproduced tables are not prose. With
+`--budget`, the command compares code and prose with `budget.toml` instead, and ends with 1 where
+there is more.
 """
 
 import ast
@@ -56,7 +57,7 @@ def words(root: Path) -> int:
             text = path.read_text(encoding="utf-8")
             aside = r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->"
             text = re.sub(aside, "", text, flags=re.DOTALL)
-            kept = (line for line in text.splitlines() if not line.lstrip().startswith("|"))
+            kept = (line for line in text.splitlines() if not re.match(r" *(\||:::)", line))
             total += sum(len(line.split()) for line in kept)
     return total
 

@@ -35,6 +35,8 @@ LINES = (
      "        {name}.server_rate\n"),
     ("docs/algorithms/README.md", "| `fedavgm` |",
      "| `{name}` | TODO | as `fedavg`, with a partial step | 1 / 1 | [{name}]({name}.md) |\n"),
+    ("docs/api/registered/global.md", "::: fedjax_pfl.algorithms.FedAvgM",
+     "::: fedjax_pfl.algorithms.{klass}\n\n"),
     ("mkdocs.yml", "              - fedavgm: algorithms/fedavgm.md",
      "              - {name}: algorithms/{name}.md\n"),
 )  # fmt: skip
@@ -53,10 +55,8 @@ def create_files(root: Path, name: str, title: str) -> list[Path]:
     if taken:
         raise ValueError(f"{taken[0].relative_to(root)} exists: NAME must be new.")
     for file, before, _ in LINES:
-        if before.format() not in (root / file).read_text(encoding="utf-8"):
-            raise ValueError(
-                f"{file} has no line {before.format().strip()!r} to put {name} before."
-            )
+        if before not in (root / file).read_text(encoding="utf-8"):
+            raise ValueError(f"{file} has no line {before.strip()!r} to put {name} before.")
     klass = "".join(part.capitalize() for part in name.split("_"))
     for kind, path in made.items():
         text = (TEMPLATES / f"{kind}.txt").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def create_files(root: Path, name: str, title: str) -> list[Path]:
             text = text.replace(mark, value)
         path.write_text(text, encoding="utf-8")
     for file, before, line in LINES:
-        path, before = root / file, before.format()
+        path = root / file
         text = path.read_text(encoding="utf-8")
         line = line.format(name=name, klass=klass)
         path.write_text(text.replace(before, line + before, 1), encoding="utf-8")

@@ -16,7 +16,7 @@ def f():
     """One line."""
     return 1  # counted as code
 '''
-ASIDE = "| a | b |\n\n```\nnot these\n```\n<!-- nor this -->\n$$\nnor this\n$$\n"
+ASIDE = "| a | b |\n\n::: a.b\n\n```\nnot these\n```\n<!-- nor this -->\n$$\nnor this\n$$\n"
 PAGE = f"# Two words\n\n{ASIDE}three $nor this$ more words\n"
 
 

@@ -10,8 +10,8 @@ import pytest
 from tools import new_algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("fedjax_pfl", "tests", "tools", "experiments", "docs/algorithms", "docs/models.md",
-          "docs/comparison.md", "mkdocs.yml", "README.md", "pyproject.toml")  # fmt: skip
+COPIED = ("fedjax_pfl", "tests", "tools", "experiments", "docs/algorithms", "docs/comparison.md",
+          "docs/models.md", "docs/api", "mkdocs.yml", "README.md", "pyproject.toml")  # fmt: skip
 
 
 @pytest.fixture
