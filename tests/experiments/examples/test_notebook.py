@@ -92,21 +92,17 @@ def test_installing_that_changes_jax_is_an_error(image, monkeypatch):
         run_cell("install", image.names)
 
 
-def test_installing_a_wheel(image, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["fedjax_pfl-0.5.0-py3-none-any.whl", "fedjax_pfl.zip"])
+def test_installing_a_file(name, image, tmp_path, monkeypatch):
     """One that lies there; in Colab one that is asked for."""
     image.versions["fedjax_pfl"] = None
-    wheel = tmp_path / "fedjax_pfl-0.5.0-py3-none-any.whl"
     colab, files = ModuleType("google.colab"), ModuleType("google.colab.files")
 
-    def upload():
-        wheel.write_bytes(b"")
-        return {wheel.name: b""}
-
-    files.upload = upload
+    files.upload = lambda: {name: (tmp_path / name).write_bytes(b"")}
     monkeypatch.setitem(sys.modules, "google", ModuleType("google"))
     monkeypatch.setitem(sys.modules, "google.colab", colab)
     monkeypatch.setitem(sys.modules, "google.colab.files", files)
-    for found in (wheel.name, str(wheel)):
+    for found in (name, str(tmp_path / name)):
         run_cell("install", image.names)
         ((_, *words),) = image.calls
         assert words == ["--no-deps", found]
@@ -115,7 +111,7 @@ def test_installing_a_wheel(image, tmp_path, monkeypatch):
 
 def test_installing_without_jax_or_package_is_an_error(image, monkeypatch):
     image.versions["fedjax_pfl"] = None
-    with pytest.raises(RuntimeError, match="Say in SOURCE where the package is"):
+    with pytest.raises(RuntimeError, match="or say in SOURCE where the package is"):
         run_cell("install", image.names)
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(()))
     with pytest.raises(RuntimeError, match="There is no jax here"):
