@@ -3,8 +3,10 @@
     Args:
       momentum, weight_decay: of plain SGD.
 
-are two parameters with one description; Griffe would read one parameter of that name. A function
-with `**options` and a signature of its own, such as `federate`, is shown as Python's help shows it.
+are two parameters with one description; Griffe would read one parameter of that name. A star behind
+a letter, a quote or a comma, as in w*_i or "*conv,*fc", stays a star and begins no emphasis. A
+function with `**options` and a signature of its own, such as `federate`, is shown as Python's help
+shows it.
 """
 
 import importlib
@@ -16,11 +18,13 @@ try:
 except ImportError:  # the extra `docs` is not installed; the tests use only `one_each`
     Extension = object
 
+# Code and emphasis, which are left alone, or a star behind a letter, a quote or a comma.
+STAR = re.compile(r"`[^`]*`|(?<!\w)\*\w[^*\n]*(?<=\w)\*(?!\w)|(?<=[\w',\"])\*")
 SECTION = re.compile(r"^( *)(?:Args|Attributes):\n(?:\1  .*\n?| *\n)*", re.MULTILINE)
 
 
 def one_each(text: str) -> str:
-    """Return a docstring with one entry per name in Args and Attributes."""
+    """Return a docstring with one entry per name in Args and Attributes, and plain stars."""
 
     def entries(match: re.Match) -> str:
         return "\n".join(f"{match[1]}{name}: {match[3]}" for name in match[2].split(", "))
@@ -30,7 +34,7 @@ def one_each(text: str) -> str:
         several = rf"^({indent})({names}): (.*(?:\n{indent} .*)*)"
         return re.sub(several, entries, match[0], flags=re.MULTILINE)
 
-    return SECTION.sub(section, text)
+    return STAR.sub(lambda m: r"\*" if m[0] == "*" else m[0], SECTION.sub(section, text))
 
 
 def imported(path: str) -> tuple[str, list[inspect.Parameter]] | None:
@@ -53,9 +57,8 @@ class OneEach(Extension):
     """Applies `one_each` to every docstring."""
 
     def on_object(self, *, obj, **kwargs):
-        known = None
-        if obj.docstring and obj.is_function and obj.parent.is_module:
-            known = imported(obj.path) if "options" in obj.parameters else None
+        known = obj.docstring and obj.is_function and obj.parent.is_module
+        known = imported(obj.path) if known and "options" in obj.parameters else None
         if known is not None:
             obj.docstring.value, parameters = known
             obj.parameters = Parameters(
