@@ -24,11 +24,9 @@ def parse(
       switches: names of options without a value.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m tools.{tool}",
-        description=meaning,
+        prog=f"python -m tools.{tool}", description=meaning, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    )  # fmt: skip
     for name in paths:
         parser.add_argument(name, type=Path)
     if more:

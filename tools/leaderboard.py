@@ -192,17 +192,16 @@ def overall(board: Board, measured: Timings) -> Table:
 
 
 def by_setting(board: Board, moment: str) -> Table:
-    """Return the accuracies at a moment, ± half of the 95 % interval over seeds."""
-    columns = board.columns
+    """Return the accuracies at a moment, ± half of the 95 % interval over seeds, of all rows that
+    have some."""
     others = [name for name in rows() if name not in board.names]
     body = []
     for name in (*board.names, *others):
-        cells = [board.scored_cell(s, name) for s in columns]
+        cells = [board.scored_cell(s, name) for s in board.finished]
         if any(cells):
             shown = [mean_with_interval(scores(one, moment)) if one else MISSING for one in cells]
             body.append([f"`{name}`", *shown])
-    unfinished = {s: "" if s in board.finished else " (unfinished)" for s in columns}
-    return Table.of_cells(["Algorithm", *(SETTINGS[s][0] + unfinished[s] for s in columns)], body)
+    return Table.of_cells(["Algorithm", *(SETTINGS[s][0] for s in board.finished)], body)
 
 
 def conclusions(board: Board) -> str:
@@ -288,7 +287,7 @@ def write(folder: Path, board: Board) -> None:
         conclusions=conclusions(board),
         claims=claims(board), edges=edges(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
-        described="\n".join(f"| {title} | {about} |" for title, about in SETTINGS.values()),
+        described="\n".join(f"| {' | '.join(SETTINGS[s])} |" for s in board.finished),
         machine=measured.machine,
         overall=overall(board, measured).to_markdown(),
         by_setting="\n\n".join(f"### {moment.capitalize()}\n\n"

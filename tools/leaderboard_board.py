@@ -44,12 +44,6 @@ class Board:
         return board
 
     @cached_property
-    def columns(self) -> list[str]:
-        """Settings with some cell."""
-        there = {setting for setting, _ in self.cells}
-        return [s for s in dict.fromkeys(one.setting for one in self.tasks) if s in there]
-
-    @cached_property
     def finished(self) -> list[str]:
         """Settings with cells of enough of the first rows, failed ones included."""
         first = list(rows())[:FIRST]
