@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_pfl.utils.errors import (
-    InputError,
-    require_name,
-    require_whole,
-    shown,
-    unknown_name,
-)
+from fedjax_pfl.utils.errors import InputError, require_name, require_whole, shown, unknown_name
 
 if TYPE_CHECKING:
     from fedjax_pfl.aggregation.leaf_plan import LeafPlan

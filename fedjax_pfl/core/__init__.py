@@ -2,12 +2,7 @@
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import SharedLayers
-from fedjax_pfl.core.algorithm_registry import (
-    ALGORITHMS,
-    algorithm,
-    algorithm_name,
-    make_algorithm,
-)
+from fedjax_pfl.core.algorithm_registry import ALGORITHMS, algorithm, algorithm_name, make_algorithm
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.record import Record

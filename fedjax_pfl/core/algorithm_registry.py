@@ -11,12 +11,7 @@ from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import convert
-from fedjax_pfl.utils.errors import (
-    InputError,
-    shown,
-    unknown_hyperparameter,
-    unknown_name,
-)
+from fedjax_pfl.utils.errors import InputError, shown, unknown_hyperparameter, unknown_name
 from fedjax_pfl.utils.registries import registering
 from fedjax_pfl.utils.structs import check_needs, check_ranges, number, static, struct
 

@@ -23,14 +23,7 @@ from fedjax_pfl.training.sample_features import SampleFeatures, sample_features
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import (
-    Matrix,
-    PerMember,
-    Rows,
-    Scalar,
-    Stack,
-    Tree,
-)
+from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Scalar, Stack, Tree
 
 NEW_CLIENTS = "personalize"  # purpose of the keys with which new clients train
 

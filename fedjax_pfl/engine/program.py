@@ -18,12 +18,7 @@ from fedjax_pfl.engine.compiled import Chunk
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
 from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.engine.runs import Run
-from fedjax_pfl.engine.state_sharding import (
-    is_padded,
-    placed,
-    unsharded_metrics,
-    unsharded_states,
-)
+from fedjax_pfl.engine.state_sharding import is_padded, placed, unsharded_metrics, unsharded_states
 from fedjax_pfl.engine.state_store import restored_leaves
 from fedjax_pfl.execution.mesh import described_devices, shapes_on
 from fedjax_pfl.execution.processes import gather_to_host, lost_process_errors, readable

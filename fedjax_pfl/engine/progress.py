@@ -6,12 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_pfl.engine.callbacks import (
-    Callback,
-    Progress,
-    ProgressCallback,
-    check_takes_progress,
-)
+from fedjax_pfl.engine.callbacks import Callback, Progress, ProgressCallback, check_takes_progress
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import Result
 

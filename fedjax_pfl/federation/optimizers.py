@@ -13,12 +13,7 @@ import optax
 from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
-from fedjax_pfl.utils.registries import (
-    F,
-    Registry,
-    configured,
-    registering,
-)
+from fedjax_pfl.utils.registries import F, Registry, configured, registering
 from fedjax_pfl.utils.typing import Tree
 
 

@@ -19,12 +19,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import FITTED, SCALINGS, SHARED, input_scaling, resolved_scaling
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform, row_length
-from fedjax_pfl.execution.strategy import (
-    CLIENT_STATES,
-    SEED_AXES,
-    Execution,
-    resolve_execution,
-)
+from fedjax_pfl.execution.strategy import CLIENT_STATES, SEED_AXES, Execution, resolve_execution
 from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions

@@ -11,13 +11,7 @@ from fedjax_pfl.federation.gradient_privacy import SamplePrivacy
 from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, with_arrays
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
-from fedjax_pfl.uploads.pipeline import (
-    FEEDBACKS,
-    PLACEMENTS,
-    AdaptiveClip,
-    ClientPrivacy,
-    Uploads,
-)
+from fedjax_pfl.uploads.pipeline import FEEDBACKS, PLACEMENTS, AdaptiveClip, ClientPrivacy, Uploads
 from fedjax_pfl.uploads.secure import FixedPoint
 from fedjax_pfl.utils.errors import InputError
 

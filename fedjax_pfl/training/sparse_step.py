@@ -7,13 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_pfl.data.federated import Batch
-from fedjax_pfl.models.sparse_embeddings import (
-    Tables,
-    lookups,
-    replaced,
-    sparse_tables,
-    tables_of,
-)
+from fedjax_pfl.models.sparse_embeddings import Tables, lookups, replaced, sparse_tables, tables_of
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.typing import Key, Model, Scalar, Tree
 

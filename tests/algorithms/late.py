@@ -3,11 +3,7 @@
 import numpy as np
 
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import (
-    LATE_PATTERNS,
-    LATE_ROUNDS,
-    assert_steps,
-)
+from tests.algorithms.harness import LATE_PATTERNS, LATE_ROUNDS, assert_steps
 
 
 def late_comparison(algorithm, run, **row):

@@ -9,12 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms import feddpa as ours
-from fedjax_pfl.testing.toys import (
-    TanhNetwork,
-    assert_close,
-    run_rounds,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import sampled_federation
 from tests.algorithms.lora import ADAPTERS, ALPHA, RANK, base_of

@@ -9,12 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedem import Learners
 from fedjax_pfl.models.task import as_task
-from fedjax_pfl.testing.toys import (
-    OverflowingNormed,
-    assert_close,
-    states_of,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import Case, maker, sampled_federation, unstack
 from tests.references import fedem

@@ -11,12 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.local import Local
-from fedjax_pfl.testing.toys import (
-    assert_close,
-    count_compilations,
-    states_of,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import assert_close, count_compilations, states_of, toy_federation
 from fedjax_pfl.training import WeightDistribution
 from fedjax_pfl.utils.structs import struct
 from tests.algorithms.harness import Case

@@ -3,14 +3,7 @@
 import numpy as np
 
 from tests.references.averaging import shares
-from tests.references.network import (
-    backward,
-    cross_entropy,
-    features,
-    logits,
-    scale,
-    subtract,
-)
+from tests.references.network import backward, cross_entropy, features, logits, scale, subtract
 
 DISTANCES = ("matched", "batch", "class_means")
 

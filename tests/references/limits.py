@@ -2,18 +2,8 @@
 
 import numpy as np
 
-from tests.references import (
-    fedavg,
-    l2c_encoder,
-    local,
-    pfedla,
-)
-from tests.references.small import (
-    COUNT,
-    ROUNDS,
-    further_batches,
-    stack,
-)
+from tests.references import fedavg, l2c_encoder, local, pfedla
+from tests.references.small import COUNT, ROUNDS, further_batches, stack
 
 
 def punctual(s):

@@ -3,14 +3,7 @@
 import numpy as np
 
 from tests.references.averaging import average, shares
-from tests.references.network import (
-    add,
-    cross_entropy,
-    features,
-    linear,
-    loss_and_gradient,
-    scale,
-)
+from tests.references.network import add, cross_entropy, features, linear, loss_and_gradient, scale
 
 
 def solve(covariance, columns, epsilon):

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from tests.references import cwfedavg, network
-from tests.references.small import (
-    COUNT,
-    EVERYBODY,
-    PARTIAL,
-    ROUNDS,
-    flat,
-    stack,
-)
+from tests.references.small import COUNT, EVERYBODY, PARTIAL, ROUNDS, flat, stack
 
 # ------------------------------------------------------------------ the weights
 

@@ -3,9 +3,7 @@
 import numpy as np
 
 from tests.references import fedproto, network
-from tests.references.small import (
-    CLASSES,
-)
+from tests.references.small import CLASSES
 
 SOME = np.array([True, False, True, True])
 

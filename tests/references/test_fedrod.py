@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from tests.references import fedavg, fedrod, network
-from tests.references.small import (
-    CLASSES,
-    EVERYBODY,
-    PARTIAL,
-    assert_same,
-)
+from tests.references.small import CLASSES, EVERYBODY, PARTIAL, assert_same
 
 
 def without_class(setting, client, missing):

@@ -39,23 +39,8 @@ from tests.references import (
     pfedme,
     pfedsim,
 )
-from tests.references.limits import (
-    check,
-    drawn,
-    fedavg_of,
-    initial_of,
-    local_of,
-    punctual,
-    uniform,
-)
-from tests.references.small import (
-    COUNT,
-    EVERYBODY,
-    PARTIAL,
-    RATES,
-    ROUNDS,
-    further_batches,
-)
+from tests.references.limits import check, drawn, fedavg_of, initial_of, local_of, punctual, uniform
+from tests.references.small import COUNT, EVERYBODY, PARTIAL, RATES, ROUNDS, further_batches
 
 NOTHING = [[[]] * COUNT] * ROUNDS
 ALONE = np.eye(COUNT)

@@ -14,16 +14,7 @@ from tests.references import (
     weight_erosion,
 )
 from tests.references.setting import Setting
-from tests.references.small import (
-    COUNT,
-    EVERYBODY,
-    PARTIAL,
-    RATES,
-    SIZES,
-    assert_same,
-    flat,
-    stack,
-)
+from tests.references.small import COUNT, EVERYBODY, PARTIAL, RATES, SIZES, assert_same, flat, stack
 
 # ---- FedAvgM
 

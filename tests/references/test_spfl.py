@@ -6,10 +6,7 @@ import pytest
 from tests.references import network, perfedavg_spfl, spfl
 from tests.references.setting import Setting
 from tests.references.similarity import cosine, cosine_matrix, softmax_rows
-from tests.references.small import (
-    epochs,
-    flat,
-)
+from tests.references.small import epochs, flat
 
 BODY = ("hidden",)
 

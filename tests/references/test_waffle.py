@@ -4,12 +4,7 @@ import numpy as np
 
 from tests.references import network, waffle
 from tests.references.local_sgd import sgd
-from tests.references.small import (
-    COUNT,
-    assert_same,
-    flat,
-    longer,
-)
+from tests.references.small import COUNT, assert_same, flat, longer
 
 # ------------------------------------------------------------------ the weights
 

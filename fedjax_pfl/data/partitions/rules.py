@@ -13,13 +13,7 @@ from fedjax_pfl.data.partitions import (  # noqa: F401 - importing them register
     spfl_splits,
     waffle_splits,
 )
-from fedjax_pfl.data.partitions.dealing import (
-    Samples,
-    apportion,
-    deal_counts,
-    joined,
-    largest,
-)
+from fedjax_pfl.data.partitions.dealing import Samples, apportion, deal_counts, joined, largest
 from fedjax_pfl.data.partitions.rule_registry import DealPlan, is_number, register_rule
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 

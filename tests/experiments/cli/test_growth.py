@@ -13,12 +13,7 @@ import fedjax_pfl as pfl
 from experiments.cli import identity
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
-from tests.experiments.small_runs import (
-    SMALL,
-    assert_input_error,
-    assert_refused,
-    run_in,
-)
+from tests.experiments.small_runs import SMALL, assert_input_error, assert_refused, run_in
 from tests.experiments.stopped_runs import killing, watching
 
 WORDS = (*SMALL, "--rounds=3", "--checkpoint_seconds=0")
