@@ -1,7 +1,7 @@
 """Data sets: checked NumPy arrays of samples and labels."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -214,7 +214,7 @@ def dataset_from_arrays(
     num_classes: int | None = None,
     input_scaling: str | None = None,
     vocab_size: int | None = None,
-    class_names: tuple[str, ...] = (),
+    class_names: list[str] | tuple[str, ...] = (),
     note: str = "",
     task: str = CLASSES,
     columns: Mapping[str, ArrayLike] | None = None,
@@ -254,7 +254,7 @@ def dataset_from_arrays(
     if vocab_size is not None:
         vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
     if task == CLASSES:
-        train_y, test_y, class_names = numbered_classes(name, train_y, test_y, class_names)
+        train_y, test_y, class_names = numbered_classes(name, train_y, test_y, tuple(class_names))
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
@@ -280,12 +280,10 @@ def dataset_from_arrays(
         what = f"Shape of the test labels of data set {name!r}"
         require(test_y.shape[1:] == train_y.shape[1:], what, test_y.shape, like)
         num_classes = 1
-    listed = isinstance(class_names, Sequence) and not isinstance(class_names, str | bytes)
-    fits = listed and len(class_names) in (0, num_classes)
-    shown = f"{len(class_names)} names" if listed else class_names
-    require(fits, f"class_names of data set {name!r}", shown, f"{num_classes} names or none")
+    count, fits = f"{len(class_names)} names", len(class_names) in (0, num_classes)
+    require(fits, f"class_names of data set {name!r}", count, f"{num_classes} names or none")
     for one in class_names:
-        readable = isinstance(one, str) and one.encode("utf-8", "replace").decode() == one
+        readable = one.encode("utf-8", "replace").decode() == one
         require(readable, f"class_names of data set {name!r}", one, "text that UTF-8 can say")
     if input_scaling is None:
         input_scaling = "half" if train_x.dtype == np.uint8 else "raw"

@@ -194,8 +194,6 @@ def score_new_clients(
     Raises:
       InputError: `steps` or `fractions` is no list, is empty or has a value that is not allowed.
     """
-    known = isinstance(final, Final)
-    require(known, "final", type(final).__name__, "`result.final` of a simulation in this process")
     counts = _listed("steps", steps, int)
     parts = _listed("fractions", fractions, float)
     prepared = final.program.runs.algorithm.prepare(new_clients)

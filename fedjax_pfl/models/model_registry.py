@@ -62,9 +62,8 @@ def make_model(
     Raises:
       InputError: unknown name or option, or a network that can't take such samples.
     """
-    if isinstance(name, str):
-        name = name_matching.canonical_name(name, MODELS, aliases.MODELS)
-    if not (isinstance(name, str) and name in MODELS):
+    name = name_matching.canonical_name(name, MODELS, aliases.MODELS)
+    if name not in MODELS:
         raise unknown_name("model", name, MODELS, user_defined=True)
     initializer = find_name("initializer", initializer, INITIALIZERS)
     accepted = options_of(name)

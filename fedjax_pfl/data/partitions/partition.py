@@ -303,8 +303,7 @@ class Partition:
           InputError: fraction outside its range, or validation samples exist already.
         """
         seed = require_whole("Validation seed", seed, 0, bits=63)
-        number = isinstance(fraction, int | float | np.floating) and not isinstance(fraction, bool)
-        fits = number and 0 <= fraction < 1
+        fits = 0 <= fraction < 1
         require(fits, "validation_fraction", fraction, "a number of at least 0 and below 1")
         if len(self.split("validation").idx):
             raise InputError("The partition has validation samples already: split it only once.")

@@ -93,7 +93,7 @@ def register_rule(
       InputError: the name is another rule's, or an invalid test split or fraction.
     """
     require_name("test_split", test_split, _TEST_SPLITS)
-    fits = is_number(test_fraction) and 0 <= test_fraction < 1
+    fits = 0 <= test_fraction < 1
     require(fits, "test_fraction", test_fraction, "a number at least 0 and below 1")
 
     def entry(plan: Callable[..., DealPlan]) -> Rule:

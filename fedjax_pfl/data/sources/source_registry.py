@@ -88,8 +88,6 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
       InputError: unknown name or option, data not found (the message lists where it was looked for
         and how to provide it), or files of the wrong form.
     """
-    if not isinstance(name, str):
-        raise unknown_name("data set", name, DATASETS)
     text, (name, _, rest) = name, name.partition(":")
     name = name_matching.canonical_name(name, DATASETS, aliases.DATASETS)
     if name not in DATASETS:
