@@ -1,5 +1,6 @@
 """Simulator of personalized federated learning: clients, rounds and seeds in one JAX program."""
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from fedjax_pfl.results import Result, load_models, save_models
 from fedjax_pfl.training import Adaptation, LocalTraining
 
 # isort: split
-from fedjax_pfl import algorithms
+from fedjax_pfl import _guesses, algorithms
 
 if TYPE_CHECKING:
     from fedjax_pfl import testing
@@ -83,8 +84,24 @@ __all__ = [
 ]
 
 
+for _class in (Algorithm, Dataset, Federation, Partition, Result, Simulation):
+    _guesses.answer_guesses(_class)
+
+
 def __getattr__(name: str) -> Any:
-    """Import `testing` where it is used: SciPy and chex take a third of a second."""
+    """Import `testing` where it is used, as SciPy and chex take a third of a second.
+
+    Raises:
+      AttributeError: an unknown name; the message says what to write instead.
+    """
     if name == "testing":
         return import_module("fedjax_pfl.testing")
-    raise AttributeError(f"module 'fedjax_pfl' has no attribute {name!r}")
+    what = f"module 'fedjax_pfl' has no attribute {name!r}"
+    if name.startswith("_"):
+        raise AttributeError(what)
+    parts = algorithms, core, data, engine, models, results, training
+    ours = [f"{part.__name__}.{name}".replace("fedjax_pfl", "pfl")
+            for part in parts if name in part.__all__]  # fmt: skip
+    with suppress(InputError):
+        ours.insert(0, f"pfl.make_algorithm({core.algorithm_name(name)!r})")
+    raise AttributeError(what + _guesses.hint(__name__, name, __all__, ours), name=name)
