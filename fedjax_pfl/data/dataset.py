@@ -313,6 +313,9 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         shapes = sorted({as_array(one).shape for one in given})
         require(False, f"The {what}", f"samples of shapes {shapes[:5]}", "samples of one shape")
     require(x.shape != (), f"The {what}", given, "samples of one shape")
+    if x.dtype.kind == "U" and x.size == len(x):
+        way = "load_dataset('text_csv:FILE.csv') makes token ids of a file of labels and texts"
+        raise InputError(f"The {what} are texts: {way}.")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
     whole = x.dtype.kind in "iu" and x.dtype != np.uint8  # uint8 are pixels

@@ -215,11 +215,7 @@ PARTITIONS = _inverted(
 )
 
 MODELS = _inverted(
-    {
-        "mlp": "dnn 2nn",
-        "resnet18": "res18",
-        "softmax": "logistic logisticregression logreg mlr",
-    }
+    {"mlp": "dnn 2nn", "resnet18": "res18", "softmax": "logistic logisticregression logreg mlr"}
 )
 
 DATASETS = _inverted({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})

@@ -111,8 +111,7 @@ class Measure(NamedTuple):
 
     def best_so_far(self, values: np.ndarray) -> np.ndarray:
         """Return the running best value along the last axis, ignoring NaN."""
-        best = np.fmax if self.higher else np.fmin
-        return best.accumulate(values, axis=-1)
+        return (np.fmax if self.higher else np.fmin).accumulate(values, axis=-1)
 
     def toward(self, values: Any) -> Any:
         """Return values negated if lower is better, so that higher is better."""

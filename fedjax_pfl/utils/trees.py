@@ -84,9 +84,8 @@ class PartialLeaf:
     def _needs_all(self, *_: Any, **__: Any) -> Any:
         raise RowsNotOnDevice("all rows of per-client state, of which only some are on the device")
 
-    __array__ = __iter__ = __bool__ = __eq__ = __ne__ = (
-        _needs_all  # defaults of objects would be wrong
-    )
+    # The defaults of objects would be wrong.
+    __array__ = __iter__ = __bool__ = __eq__ = __ne__ = _needs_all
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:

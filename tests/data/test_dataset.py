@@ -58,6 +58,8 @@ def test_token_ids():
         ({"vocab_size": 2**25}, r"vocab_size must be a whole number in 1\.\."),
         ({"vocab_size": 4, "train_x": ids / 1}, "must be integer token ids, got 'float64'"),
         ({"vocab_size": 4, "train_x": ids[0]}, r"must be \[n, length\]"),
+        ({"vocab_size": 4, "train_x": ["a b", "c"]}, r"are texts: load_dataset\('text_csv:"),
+        ({"train_x": np.array([["a"], ["b c"]], object)}, r"are texts: load_dataset\('text_csv:"),
     ]
     for change, message in bad:
         with pytest.raises(InputError, match=message):

@@ -75,11 +75,7 @@ def test_options_that_the_mode_does_not_read(data, rule, options, needed):
         ("pat", {"min_size": 10**9}, "min_size must be at most 40 for 10 clients"),
         ("pfedla_noniid1", {"samples_per_client": 10**9}, "but there are enough for 40"),
         ("dirichlet", {"max_retries": 10**30}, "max_retries must be a whole number below 2.31"),
-        (
-            "dirichlet",
-            {"alpha": [0.1] * 1000},
-            "alpha must be a number, text, True, .*, got 'li",
-        ),
+        ("dirichlet", {"alpha": [0.1] * 1000}, "alpha must be a number, text, True, .*, got 'li"),
         ("grouped", {"dominant_share": 10**400}, "dominant_share must be a number from 0 to 1"),
     ],
 )
