@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedjax_pfl.data.files import reading, require_file
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, require
 
 
 def read_rows(path: Path, columns: int | None = None, hint: str = "") -> list[list[str]]:
@@ -32,6 +32,8 @@ def read_rows(path: Path, columns: int | None = None, hint: str = "") -> list[li
         ):
             reader = csv.reader(file, strict=True)
             for row in filter(None, reader):
+                if not rows:
+                    check_separator(path, row)
                 columns = columns or max(len(row), 2)
                 if len(row) != columns:
                     raise InputError(
@@ -42,6 +44,13 @@ def read_rows(path: Path, columns: int | None = None, hint: str = "") -> list[li
     finally:
         csv.field_size_limit(longest)
     return rows
+
+
+def check_separator(path: Path, first: list[str]) -> None:
+    """Raise `InputError` if the first row is one cell that other marks than commas divide."""
+    for mark in ";\t|" if len(first) == 1 else "":
+        allowed = "separated by commas, with points in numbers"
+        require(mark not in first[0], f"Cells of {path}", mark, allowed)
 
 
 def check_header(path: Path, header: list[str]) -> None:

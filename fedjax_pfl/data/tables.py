@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.columns import Words, check_words, first_row, has_commas, is_number
-from fedjax_pfl.data.csv_files import check_header, read_rows
+from fedjax_pfl.data.csv_files import check_header, check_separator, read_rows
 from fedjax_pfl.data.files import read_bytes, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.parquet_files import open_parquet, row_groups
@@ -44,12 +44,7 @@ def read_header(path: Path) -> Header:
             first = next(filter(None, reader), [])
             names = [cell.strip() or f"Unnamed: {k}" for k, cell in enumerate(first)]
             header = Header(names, reader.line_num)
-        for mark in ";\t|" if len(header.names) == 1 else "":
-            if mark in header.names[0]:
-                raise InputError(
-                    f"{path} has cells that are separated by {mark!r}: write it with commas "
-                    "between cells and points in numbers."
-                )
+        check_separator(path, header.names)
     check_header(path, header.names)
     return header
 
