@@ -42,7 +42,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     chosen = _start(wanted)
     if devices == "auto":
         return wanted if chosen and jax.default_backend() == "cpu" else 1
-    return wanted
+    return wanted if wanted <= len(jax.local_devices()) else _whole(devices)  # which is refused
 
 
 def start_share(devices: str, mesh: str, count: int, num_clients: int) -> None:

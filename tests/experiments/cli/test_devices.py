@@ -20,6 +20,8 @@ def test_devices_auto_by_cores_and_clients(monkeypatch):
     assert devices.prepare("auto", 20) == 6
     assert devices.prepare("auto", 4) == 4
     assert devices.prepare("3", 20) == 3
+    assert devices.prepare("99", 2) == 2  # there are two
+    assert devices.prepare("99", 20) == 99  # which `federate` refuses by this number
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5"])
