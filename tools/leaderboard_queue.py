@@ -8,11 +8,13 @@ when it is complete. A cell that fails is kept with its error; delete its file t
 
 import argparse
 import shlex
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from experiments import sweep
 from experiments.cli import shell
-from experiments.cli.simulating import Stopped, Stopper
+from experiments.cli.simulating import Stopper
 from experiments.grid.axes import Program, setting_words
 from experiments.run import cache_programs
 from tools.leaderboard_cells import (
@@ -61,9 +63,7 @@ def measured(task: Task, words: Sequence[str], folder: Path, stop: Stopper) -> C
         for moment, model in MOMENTS.items():
             values = 100 * result.curve(model, "validation")[0, :, -1].astype(float)
             validation[moment] += np.round(values, 3).tolist()
-    best = {
-        name: int(np.nan_to_num(values, nan=-1).argmax()) for name, values in validation.items()
-    }
+    best = {name: int(np.nan_to_num(one, nan=-1).argmax()) for name, one in validation.items()}
     output = folder / "final"
     (output / "results").mkdir(parents=True)
     scores, results = {}, []
@@ -74,10 +74,9 @@ def measured(task: Task, words: Sequence[str], folder: Path, stop: Stopper) -> C
         final = replace(program, inside=both, config=config)
         result = sweep.run_program(final, output, stop)  # read, if it is the other moment's
         chosen = {**program.fixed, **inside}
-        flags_ = [*explicit(config), *setting_words(inside)]
         scores[moment] = Scores(
             chosen,
-            f"python -m experiments.run {shlex.join(flags_)}",
+            f"python -m experiments.run {shlex.join([*explicit(config), *setting_words(inside)])}",
             np.round(result.values(model)[:, both.index(inside), -1].astype(float), 4).tolist(),
         )
         results.append((result, both.index(inside)))
@@ -91,8 +90,10 @@ def measured(task: Task, words: Sequence[str], folder: Path, stop: Stopper) -> C
     )  # fmt: skip
 
 
-def _say_interrupted(number: int) -> None:
+def _interrupted(place: str, number: int) -> None:
+    """Remove the results so far, as the process ends at once, without the end of any block."""
     print("Interrupted: the same command goes on with this cell.", file=sys.stderr)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 @shell.script(shell.GOES_ON)
@@ -117,12 +118,12 @@ def main(argv: list[str]) -> int:
         if time.monotonic() > end:
             break
         print(f"\n[{number}/{len(queue)}] {task.algorithm}, {task.setting}", flush=True)
-        with tempfile.TemporaryDirectory() as place, Stopper(_say_interrupted) as stop:
+        with tempfile.TemporaryDirectory() as place, Stopper(partial(_interrupted, place)) as stop:
             try:
                 cell = measured(task, words, Path(place), stop)
-            except Stopped:
-                raise shell.Interrupted(128 + stop.signal) from None
             except Exception as error:  # any: the other cells can still be measured
+                if stop.signal:  # `Stopped`, or its folder is gone
+                    raise shell.Interrupted(128 + stop.signal) from None
                 text = f"{type(error).__name__}: {error}"[:500]
                 cell = Cell(task.algorithm, task.setting, task.revision, pfl.__version__,
                             task.command, error=text)  # fmt: skip

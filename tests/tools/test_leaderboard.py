@@ -11,7 +11,6 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import study, sweep
 from experiments.cli import flags
-from experiments.cli.simulating import Stopped
 from tools import leaderboard, leaderboard_board, leaderboard_cells, leaderboard_queue
 from tools.benchmark.cases import of_fedavg
 from tools.leaderboard_cells import Cell, Row, Scores, Task
@@ -133,8 +132,9 @@ def test_the_queue_measures_what_is_missing(tmp_path, monkeypatch, capsys):
 
 def test_a_stopped_queue_leaves_no_cell(tmp_path, monkeypatch):
     def stopped(task, words, folder, stop):
+        stop._say(signal.SIGTERM)  # as the thread that ends the process at once
         stop.signal = signal.SIGTERM
-        raise Stopped(1)
+        return list(folder.iterdir())  # fails, as the folder is gone
 
     monkeypatch.setattr(leaderboard_queue, "tasks", lambda: [FEDPROX])
     monkeypatch.setattr(leaderboard_queue, "measured", stopped)
