@@ -93,8 +93,6 @@ def sum_over_blocks(
         block = trees.take(stack, rows[k])
         return jax.tree.map(jnp.add, total, fn(block, rows[k], divided.real[k]))
 
-    shapes: Any = jax.eval_shape(
-        lambda: fn(trees.take(stack, rows[0]), rows[0], divided.real[0]),
-    )
+    shapes: Any = jax.eval_shape(lambda: fn(trees.take(stack, rows[0]), rows[0], divided.real[0]))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return lax.fori_loop(0, used, add, zeros)

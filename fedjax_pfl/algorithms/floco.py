@@ -106,10 +106,7 @@ class Floco(fedavg.FedAvg):
         private = {**state.private, "params": {**state.private["params"], POINT: own}}
         after, record = super().round(ctx, replace(state, private=private))
         sent = kernels(state.server["params"]).size
-        further = {
-            "numbers_up": none + asked * sent,
-            "numbers_down": none + asked * self.corners,
-        }
+        further = {"numbers_up": none + asked * sent, "numbers_down": none + asked * self.corners}
         record = replace(
             record, down=record.down + asked[:, None], clients=record.clients | further
         )

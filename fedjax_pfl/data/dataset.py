@@ -224,8 +224,9 @@ def dataset_from_arrays(
 
     Args:
       name: name of the data set in results.
-      train_x: [n, ...] uint8, bool or float, all finite; [n, h, w] gets a channel axis, [n, d]
-        stays. A data frame may have integers. With `vocab_size`: integer token ids [n, length].
+      train_x: [n, ...] uint8, bool or float, all finite: images [n, h, w, c] or [n, h, w], which
+        get a channel axis, or [n, d]. A data frame may have integers. With `vocab_size`: integer
+        token ids [n, length].
       train_y: [n] (or [n, 1]) integers in 0..C-1, text or bool; for other tasks see `task`.
       test_x: official test samples, or None.
       test_y: official test labels, or None.
@@ -333,6 +334,9 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         raise refused(f"Type of the {what}", str(x.dtype), types)
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
+    first = x.ndim == 4 and x.shape[1] in (1, 3) and 4 < x.shape[2] == x.shape[3]
+    allowed = "[n, h, w, c], with the channels last by np.moveaxis(x, 1, -1)"
+    require(not first, f"Shape of the {what}", x.shape, allowed)
     if x.dtype != np.uint8:
         x = finite_float32(what, x)
     return x[..., None] if x.ndim == 3 else x

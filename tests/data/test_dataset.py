@@ -58,8 +58,7 @@ def test_token_ids():
         ({"vocab_size": 2**25}, r"vocab_size must be a whole number in 1\.\."),
         ({"vocab_size": 4, "train_x": ids / 1}, "must be integer token ids, got 'float64'"),
         ({"vocab_size": 4, "train_x": ids[0]}, r"must be \[n, length\]"),
-        ({"vocab_size": 4, "train_x": ["a b", "c"]}, r"are texts: load_dataset\('text_csv:"),
-        ({"train_x": np.array([["a"], ["b c"]], object)}, r"are texts: load_dataset\('text_csv:"),
+        ({"vocab_size": 4, "train_x": [["a b"], ["c"]]}, r"are texts: load_dataset\('text_csv:"),
     ]
     for change, message in bad:
         with pytest.raises(InputError, match=message):
@@ -82,6 +81,12 @@ def test_data_print_in_a_line():
     assert repr(partition) == "Partition(iid: 4 clients, {} train, {} test)".format(*sizes)
     text = repr(partition.split_validation(0.5, seed=0))
     assert text.endswith(" validation)")
+
+
+def test_channels_come_last():
+    with pytest.raises(InputError, match=r"channels last by np\.moveaxis\(x, 1, -1\), got"):
+        dataset_from_arrays("a", np.zeros((2, 3, 8, 8)), [0, 1])
+    assert dataset_from_arrays("a", np.zeros((2, 3, 8, 9)), [0, 1]).input_shape == (3, 8, 9)
 
 
 def test_samples_of_several_shapes():
