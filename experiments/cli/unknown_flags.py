@@ -42,8 +42,8 @@ def hint(name: str, known: Collection[str], value: str = "") -> str:
       value: what was given to it.
     """
     word = name_matching.normalized(name)
-    if "set" in known and name in aliases.CAPITALS:
-        return f"A hyperparameter is set as --set={aliases.CAPITALS[name]}=VALUE."
+    if "set" in known and (name in aliases.CAPITALS or "." in name):
+        return f"A hyperparameter is set as --set={aliases.CAPITALS.get(name, name)}=VALUE."
     ours = name_matching.find_matches(name, known, aliases.OPTIONS)
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if ours == ["dataset"] and os.path.isdir(value):

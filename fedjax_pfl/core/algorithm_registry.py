@@ -133,6 +133,11 @@ def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) 
     values = {}
     for key, value in (hyperparameters or {}).items():
         if key not in known:
+            if ours := name_matching.find_matches(str(key), SETTABLE, aliases.OPTIONS):
+                raise InputError(
+                    f"Unknown hyperparameter of {name!r} {key!r}. {ours[0]} is an option of local "
+                    f"training: pfl.federate(..., {ours[0]}=VALUE), or --{ours[0]}=VALUE."
+                )
             if not known:
                 raise InputError(f"Algorithm {name!r} has no hyperparameters, got {key!r}.")
             raise unknown_hyperparameter(name, key, known)

@@ -66,6 +66,7 @@ REFUSED = [
         "personal_epochs must be absent without batches='own', got 2",
     ),
     ("fedadagrad", {"b2": 0.9}, {}, "Unknown hyperparameter of 'fedadagrad' 'b2'"),
+    ("fedavg", {"lr": 0.1}, {}, r"learning_rate is an option of local .*: pfl\.federate\("),
     ("fedala", {"layers": 3}, {}, r"layers must be in 1\.\.2.*\(fc_0, head\), got 3"),
     ("fedala", {"percent": 0}, {}, r"percent must be in \[1, 100\], got 0"),
     ("fedala", {"percent": 101}, {}, r"percent must be in \[1, 100\], got 101"),
