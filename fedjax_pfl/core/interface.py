@@ -105,11 +105,11 @@ class Algorithm:
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first round, a `struct` that declares its client axes."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} must define init(self, ctx).")
 
     def round(self, ctx: Context, state: State) -> tuple[State, Record]:
         """Run one communication round."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} must define round(self, ctx, state).")
 
     def models(self, ctx: Context, state: State, rows: Rows) -> dict[str, Stack | Broadcast]:
         """Return the models that the clients `rows` [k] use for prediction, by name.
@@ -118,7 +118,7 @@ class Algorithm:
         [k, ...], or one `Broadcast` model for all clients. `rows` is a NumPy array if it contains
         all clients, in which case `trees.take` copies nothing.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} must define models(self, ctx, state, rows).")
 
     def updated_base(self, ctx: Context, state: State) -> Tree | None:
         """Return the frozen leaves that the server has changed, or None.

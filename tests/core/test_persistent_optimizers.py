@@ -95,11 +95,7 @@ def noisy(learning_rate):
             {"momentum": 0.5},
             "apfl takes local steps without ctx.train, .*: leave keep_optimizer_state",
         ),
-        (
-            "pfedhn",
-            {"momentum": 0.5},
-            "pfedhn takes local steps without ctx.train",
-        ),
+        ("pfedhn", {"momentum": 0.5}, "pfedhn takes local steps without ctx.train"),
         ("fedavg", {}, "keep_optimizer_state has nothing to keep: SGD without momentum"),
         ("fedavg", {"optimizer": noisy}, "noisy draws from a random key in its state, which can't"),
     ],
