@@ -22,7 +22,7 @@ from fedjax_pfl.results import (
 from fedjax_pfl.results.model_names import PERSONALIZED
 from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.utils.boundary import checked
-from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from fedjax_pfl.utils.typing import Tree
 
@@ -325,7 +325,7 @@ class Result(ResultScores):
         known: list = list(self.client_names) if named else self.client_ids.tolist()
         if named and known:
             require_name("client", client, known)
-        require(client in known, "client", client, "one of client_ids")
+        require(client in known, "client", client, f"one of {shown(known)}")
         return self.final, run, known.index(client)
 
     @checked

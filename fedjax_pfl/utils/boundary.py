@@ -141,7 +141,7 @@ def in_words(hint: Any) -> str:
         return "a function"
     if not isinstance(kind, type):
         return str(hint)
-    if issubclass(kind, collections.abc.Collection):
+    if issubclass(kind, collections.abc.Iterable):
         what = "a dict" if issubclass(kind, Mapping) else "a list"
         inner = next((one for one in reversed(of) if one is not Ellipsis), Any)
         return what if inner is Any else f"{what} (each value {in_words(inner)})"

@@ -105,7 +105,7 @@ def test_predictions_that_cannot_be_made(two_rates):
     assert two_rates.predict(0, x[:0]).shape == (0,)
     assert two_rates.predict(0, x[:0], outputs=True).shape == (0, 3)
     for words, said in [
-        ((7, x), r"client must be one of client_ids, got 7"),
+        ((7, x), r"client must be one of \[0, 1, .*\], got 7"),
         (("north", x), "Unknown client 'north'"),
         ((0, x[:, :2]), r"Shape of the samples must be \[n, 4\], got \(3, 2\)"),
         ((0, np.array([["a"] * 4])), "Samples must be numbers"),

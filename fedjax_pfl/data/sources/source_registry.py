@@ -154,4 +154,4 @@ def _path_hint(name: str) -> str | None:
         forms = BY_ENDING.get(Path(name).suffix.lower(), forms)
         text = " or ".join(f"{form}:{name}" for form in forms)
         return f"There is such a path: write what it holds, as in {text}."
-    return "There is no such path either." if "/" in name else None
+    return "There is no such path either." if "/" in name or "." in name else None

@@ -88,7 +88,7 @@ def load_table(
     names = headers[0].names
     ids = column_names(id_columns, names, paths[0])
     skipped = column_names(skip_columns, names, paths[0])
-    require_name(f"column of {paths[0]}:", label_column, names)
+    require_name(f"label_column of {paths[0]}:", label_column, names)
     if label_column in (*ids, *skipped):
         raise InputError(f"Column {label_column!r} can't be the label and one that is kept aside.")
     unnamed = [name for name in nameless(names) if name not in (label_column, *ids, *skipped)]

@@ -88,7 +88,7 @@ def test_bad_parquet_tables(tmp_path, names, column, message):
     ("text", "options", "message"),
     [
         (CSV, {"id_columns": "hospitals"}, "column of .*: 'hospitals'. Did you mean 'hospital'"),
-        (CSV, {"label_column": "lable"}, "column of .*: 'lable'. Did you mean 'label'"),
+        (CSV, {"label_column": "lable"}, "label_column of .*: 'lable'. Did you mean 'label'"),
         (CSV, {"id_columns": "label"}, "'label' can't be the label and one that is kept aside"),
         (CSV, {"id_columns": "age,age"}, "id_columns names 'age' 2 times"),
         (CSV, {"skip_columns": "age,dose,hospital"}, "has no column of numbers beside"),
