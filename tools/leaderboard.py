@@ -253,18 +253,14 @@ def listed(names: Sequence[str] | dict[str, float]) -> str:
 def absent(board: Board) -> str:
     """Return why algorithms are not in the ranking, and what is not run at which cost."""
     lines = [f"- `{name}`: {row.out}." for name, row in rows().items() if row.out]
-    later = []
-    for name in dict.fromkeys(one.algorithm for one in board.tasks):
-        if name not in board.names:
-            own = [board.cells.get((s, name)) for s in board.settings]
-            errors = [f"- `{name}`: {one.setting}: {one.error}" for one in own if one and one.error]
-            lines += errors[:1]
-            later += [] if errors else [name]
-    if later:
-        lines.append(f"- Not run in all settings: {listed(later)}.")
-    changed = [name for name in board.names if board.changed(name)]
-    if changed:
-        lines.append(f"- Measured before their algorithm changed, marked *: {listed(changed)}.")
+    errors = {name: f"{s}: {one.error}" for (s, name), one in board.cells.items()
+              if one.error and s in board.settings}  # fmt: skip
+    lines += [f"- `{name}`: {text}" for name, text in errors.items()]
+    asked = dict.fromkeys(one.algorithm for one in board.tasks)
+    later = [name for name in asked if name not in (*board.names, *errors)]
+    old = list(filter(board.changed, board.names))
+    groups = ("Not run in all settings", later), ("Measured before their changes, marked *", old)
+    lines += [f"- {what}: {listed(names)}." for what, names in groups if names]
     lines += [f"- What is not run in {SETTINGS[setting][0]} takes about {hours:.1f} CPU hours."
               for setting, hours in board.hours().items()]  # fmt: skip
     return "\n".join(lines)

@@ -184,7 +184,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
     assert row.endswith("| 0.20 | 2.40 | 4.0 |")
     assert "Drift |" not in page and "| `local` | 85.00 ± 0.00 |" in page
-    assert "- `waffle`: dirichlet: InputError: too many clients." in page
+    assert "- `waffle`: features: InputError: too many clients." in page
     assert "marked *: `local`, `fedprox`, `fedavg`." in page and "took 0.2 CPU hours" in page
     assert "- What is not run in Drift takes about 0.0 CPU hours." in page
     assert "- `fedbn`: no network here has batch normalization." in page
