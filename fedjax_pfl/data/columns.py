@@ -5,13 +5,13 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.utils.conversions import as_array, require_unmasked
-from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.conversions import as_array, kind_of, require_unmasked
+from fedjax_pfl.utils.errors import InputError, refused, require, require_name
 
 # Words that other programs write where there is no value. "none" may be a class.
 MISSING = frozenset(
@@ -49,6 +49,17 @@ def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[
     return names
 
 
+def check_frame(what: str, frame: Any) -> None:
+    """Raise `InputError` if a column of a data frame holds no numbers, or lacks some."""
+    for (name, kind), empty in zip(frame.dtypes.items(), frame.isna().sum(), strict=True):
+        if kind.kind not in "biuf":
+            way = "make numbers of it, as pandas.get_dummies does, or leave it out"
+            raise InputError(f"Column {name!r} of the {what} holds {kind}: {way}.")
+        if empty:
+            way = "fill them, or leave the column out"
+            raise InputError(f"Column {name!r} of the {what} has {empty} missing values: {way}.")
+
+
 def checked_columns(
     dataset: str, columns: Mapping[str, ArrayLike], count: int
 ) -> dict[str, np.ndarray]:
@@ -67,7 +78,8 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
     require_unmasked(what, values)
     column = as_array(values)
     require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
-    require(column.dtype.kind in "iuU", what, str(column.dtype), "whole numbers or text")
+    if column.dtype.kind not in "iuU":
+        raise refused(what, kind_of(column), "whole numbers or text")
     if column.dtype.kind == "u":
         fits = int(column.max(initial=0)) < 2**63
         require(fits, what, "a number beyond that", "whole numbers below 2^63")

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.data.columns import checked_columns
+from fedjax_pfl.data.columns import check_frame, checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels, numbered_classes
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
@@ -319,6 +319,8 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         raise InputError(f"The {what} are texts: {way}.")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
+    if hasattr(given, "columns"):
+        check_frame(what, given)
     whole = x.dtype.kind in "iu" and x.dtype != np.uint8  # uint8 are pixels
     if x.dtype.kind == "b" or (whole and hasattr(given, "columns")):
         x = x.astype(np.float32)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.data.columns import Words, check_words
-from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
-from fedjax_pfl.utils.errors import require, require_name
+from fedjax_pfl.utils.conversions import as_array, finite_float32, kind_of, require_unmasked
+from fedjax_pfl.utils.errors import refused, require, require_name
 
 CLASSES = "classification"
 NEXT = "next_token"
@@ -72,8 +72,8 @@ def checked_labels(
         integers += (
             " classes (numbers to predict need task='regression', or --data_option=task=regression)"
         )
-    require(y.dtype.kind in ("biu" if task == "multi_label" else "iu"), f"Type of the {what}",
-            str(y.dtype), integers)  # fmt: skip
+    if y.dtype.kind not in ("biu" if task == "multi_label" else "iu"):
+        raise refused(f"Type of the {what}", kind_of(y), integers)
     if task == CLASSES:
         require(y.shape == (count,), f"Shape of the {what}", y.shape, f"({count},), one per sample")
         _check_within(what, y, 0, 2**31, "integers 0..C-1")

@@ -108,6 +108,14 @@ def as_array(values: Any) -> np.ndarray:
         return np.asarray(None)
 
 
+def kind_of(array: np.ndarray) -> str:
+    """Return an array's type for messages, or how many of its values are missing."""
+    import pandas as pd
+
+    missing = int(pd.isna(array).sum())
+    return f"{missing} missing values" if missing else str(array.dtype)
+
+
 def require_unmasked(what: str, values: Any) -> None:
     """Raise `InputError` if an array, or one in a list, has masked values.
 

@@ -127,8 +127,14 @@ def test_labels_that_are_text():
         dataset_from_arrays("a", FRAME, words, class_names=("ant", "bee"))
     with pytest.raises(InputError, match="'nan', a word for a missing value, in row 2"):
         dataset_from_arrays("a", FRAME, ["cat", "nan", "ant"])
-    with pytest.raises(InputError, match="without text, dates and missing values"):
+    with pytest.raises(InputError, match=r"Column 'c' of the training samples .*get_dummies"):
         dataset_from_arrays("a", FRAME.assign(c=words), [0, 1, 0])
+    with pytest.raises(InputError, match=r"Column 'c' .* has 2 missing values: fill them"):
+        dataset_from_arrays("a", FRAME.assign(c=[None, 1.0, np.nan]), [0, 1, 0])
+    with pytest.raises(InputError, match=r"labels .* integer or text, got '1 missing values'"):
+        dataset_from_arrays("a", FRAME, pd.Series(["cat", None, "ant"], dtype=object))
+    with pytest.raises(InputError, match=r"'w' .* or text, got '1 missing values'"):
+        dataset_from_arrays("a", FRAME, words, columns={"w": [1.0, 2.0, np.nan]})
 
 
 MASKED = np.ma.masked_array([[1.0], [2.0]], [[False], [True]])

@@ -154,6 +154,15 @@ def test_shared_statistics_are_noted():
         assert note not in data.notes
 
 
+def test_large_inputs_are_noted_but_those_of_private_runs():
+    large = replace(dataset(samples(3)), input_scaling="raw")
+    noise = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
+    for factor, more, noted in ((40, {}, True), (1, {}, False), (40, noise, False)):
+        data = replace(large, train_x=large.train_x / abs(large.train_x).max() * factor)
+        notes = federate(data, PARTITION, "softmax", **more).notes
+        assert any("exceed 30 and are not scaled" in note for note in notes) == noted
+
+
 def text_data(*texts, task="classification", **options):
     """Texts of two classes, all of them official training samples."""
     limits = Vocabulary(**{"max_tokens": 99, "min_frequency": 1} | options)

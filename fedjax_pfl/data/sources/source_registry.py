@@ -108,6 +108,8 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
             if not known:
                 raise InputError(f"Data set {name!r} takes no options, got {option!r}.")
             raise unknown_name(f"option of data set {name!r}", option, known)
+        if option in source.text_options and isinstance(options[option], list | tuple):
+            options[option] = ",".join(map(str, options[option]))
     missing = data_dir is None or (isinstance(data_dir, str) and not data_dir)
     if missing and source.needs:
         raise InputError(

@@ -25,7 +25,7 @@ def test_csv(tmp_path):
     assert data.class_names == ("ill", "well")
     assert (data.input_scaling, data.num_test) == ("standard", 0)
     assert data.columns["hospital"].tolist() == [7, 12, 7]
-    without = load_dataset("table", tmp_path / "t.csv", skip_columns="dose")
+    without = load_dataset("table", tmp_path / "t.csv", skip_columns=["dose"])
     assert without.train_x[:, 0].tolist() == [7, 12, 7]  # a number like others, if nobody says
     assert without.columns == {}
 
