@@ -137,7 +137,7 @@ def federate(
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(
             *seen,
-            *groups[InputOptions].notes(dataset),
+            *groups[InputOptions].notes(dataset, groups[PrivacyOptions].dp != "none"),
             *groups[SharingOptions].notes(plan),
             *groups[DriftOptions].notes(),
             *cohorts.notes(),

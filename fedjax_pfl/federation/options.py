@@ -56,6 +56,7 @@ __all__ = [
     "names_for",
     "options_of",
 ]
+LARGE = 30  # beyond it a number of a table slows or breaks training at usual rates
 
 
 @dataclass(frozen=True)
@@ -177,10 +178,17 @@ class InputOptions(OptionGroup):
             vocabulary=dataset.vocabulary,
         )
 
-    def notes(self, dataset: Dataset) -> list[str]:
-        """Return a sentence for tables on statistics that clients share."""
+    def notes(self, dataset: Dataset, private: bool) -> list[str]:
+        """Return a sentence for tables on statistics that clients share, or should.
+
+        Without `private` it may tell of samples.
+        """
         if dataset.vocabulary is not None:
             return ["vocabulary of all clients' training samples"]
+        table = dataset.train_x.ndim == 2 and dataset.train_x.dtype == np.float32
+        raw = resolved_scaling(self.input_scaling, dataset) == "raw"
+        if table and raw and not private and abs(dataset.train_x).max(initial=0) > LARGE:
+            return [f"some inputs exceed {LARGE} and are not scaled: try input_scaling='standard'"]
         if resolved_scaling(self.input_scaling, dataset) != SHARED:
             return []
         return ["inputs scaled by the mean and deviation of all clients' training samples"]
