@@ -82,7 +82,7 @@ class LiveCurves:
         from fedjax_pfl.results import plots  # slow import
 
         file = io.BytesIO()
-        plots.accuracy_curves(drawn).savefig(file, format="png")
+        plots.accuracy_curves(drawn, setting=0).savefig(file, format="png")
         image = display.Image(data=file.getvalue(), format="png")
         if self._picture is None:
             self._picture = display.display(image, display_id=True)

@@ -110,7 +110,7 @@ def accuracy_curves(
     results: Mapping[str, ResultScores],
     model: str = PERSONALIZED,
     split: str = "test",
-    setting: int = 0,
+    setting: int | None = None,
     styles: Mapping[str, int] | None = None,
 ) -> Figure:
     """Plot mean accuracy (or the main metric) over clients by round, a line for each result.
@@ -120,10 +120,14 @@ def accuracy_curves(
     Args:
       results: by the name that the legend shows.
       model, split: which accuracy.
-      setting: index of the swept setting.
+      setting: index of the swept setting, which only results of one setting can do without.
       styles: numbers of the lines' styles by name; by default they are counted.
     """
-    lines = {name: one.curve(model, split)[:, setting] for name, one in results.items()}
+    for name, one in results.items():
+        known = setting is not None or one.num_settings == 1
+        allowed = f"an index in 0..{one.num_settings - 1}, as {name!r} has several settings"
+        require(known, "setting", setting, allowed)
+    lines = {name: one.curve(model, split)[:, setting or 0] for name, one in results.items()}
     rounds = {name: one.eval_rounds for name, one in results.items()}
     measure = next(iter(results.values())).measure() if results else ACCURACY
     return curves(lines, rounds, styles, measure)

@@ -19,6 +19,7 @@ def result(seeds=3, rounds=6, level=0.5):
     return SimpleNamespace(
         seeds=tuple(range(seeds)),
         eval_rounds=np.arange(1, rounds + 1),
+        num_settings=1,
         curve=lambda model, split: curve,
         measure=lambda: ACCURACY,
     )
@@ -35,6 +36,10 @@ def test_accuracy_curves():
     legend = [text.get_text().split()[0] for text in axes.get_legend().get_texts()]
     assert legend[0] == "local"  # best first
     assert_legible(figure)
+    results["one"].num_settings = 2
+    plots.accuracy_curves(results, setting=0)
+    with pytest.raises(pfl.InputError, match=r"0\.\.1, as 'one' has several settings"):
+        plots.accuracy_curves(results)
 
 
 def test_a_single_score_is_a_point():
