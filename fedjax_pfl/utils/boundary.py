@@ -132,6 +132,9 @@ def in_words(hint: Any) -> str:
     """Return what an annotation allows, as error messages say it, such as "text or None"."""
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        arrays = typing.get_args(ArrayLike)
+        if set(arrays) <= set(of):
+            of = (np.ndarray, *(one for one in of if one not in arrays))
         *most, last = dict.fromkeys(map(in_words, of))
         return f"{', '.join(most)} or {last}" if most else last
     if hint in WORDS:
@@ -144,7 +147,8 @@ def in_words(hint: Any) -> str:
     if issubclass(kind, collections.abc.Iterable):
         what = "a dict" if issubclass(kind, Mapping) else "a list"
         inner = next((one for one in reversed(of) if one is not Ellipsis), Any)
-        return what if inner is Any else f"{what} (each value {in_words(inner)})"
+        words = in_words(inner)
+        return what if "Any" in words else f"{what} (each value {words})"
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     source = SOURCES.get(kind.__name__)
     return f"{article} {kind.__name__}" + (f", such as {source} gives" if source else "")
