@@ -30,7 +30,8 @@ def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
     more = [name for name in given if name not in flags and name != first][:MORE]
     names = (first, *more)
     hints = [f"{name!r}. {hint(name, known, given.get(name, ''))}".strip() for name in names]
-    return f"Unknown command line flag {' Unknown too: '.join(hints)}"
+    end = " --preset=pfllib sets what PFLlib sets by default." if {"algo", "gr"} <= {*names} else ""
+    return f"Unknown command line flag {' Unknown too: '.join(hints)}{end}"
 
 
 def hint(name: str, known: Collection[str], value: str = "") -> str:
@@ -57,6 +58,9 @@ def hint(name: str, known: Collection[str], value: str = "") -> str:
         some = ", ".join(f"--set={owner}=VALUE" for owner in owners[:MOST])
         more = ", ..." if len(owners) > MOST else ""
         sentences.append(f"A hyperparameter is set as {some}{more}.")
+    of_data = {option.name for one in pfl.data.DATASETS.values() for option in one.options}
+    if "data_option" in known and name in of_data:
+        sentences.append(f"An option of a data set is given as --data_option={name}=VALUE.")
     if sentences:
         return " ".join(sentences)
     near = name_matching.nearest(name, known)

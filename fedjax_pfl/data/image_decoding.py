@@ -78,8 +78,8 @@ def decode_images(
             first, out = what, np.empty((count, *pixels.shape), np.uint8)
         if all_grey and not grey:
             raise InputError(
-                f"{what} is coloured but {first} is grey: give channels=3 to make all coloured or "
-                "channels=1 to make all grey."
+                f"{what} is coloured but {first} is grey: give channels=3 "
+                "(--data_option=channels=3) to make all coloured or channels=1 to make all grey."
             )
         if pixels.shape != out.shape[1:]:
             raise InputError(

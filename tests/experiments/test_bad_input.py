@@ -140,10 +140,16 @@ def test_a_flagfile_is_known_beside_unknown_flags(capsys, tmp_path):
 def test_several_unknown_flags(capsys):
     words = ("-data", "MNIST", "-lr=1", "--rounds=3", "--nosave_models", "-gr", "-5", "--lr=2")
     assert call(*words) == 2
-    assert capsys.readouterr().err == (
+    said = (
         "error: Unknown command line flag 'data'. It is --dataset here. "
-        "Unknown too: 'lr'. It is --learning_rate here. Unknown too: 'gr'. It is --rounds here.\n"
+        "Unknown too: 'lr'. It is --learning_rate here. Unknown too: 'gr'. It is --rounds here."
     )
+    assert capsys.readouterr().err == f"{said}\n"
+    assert call(*words, "-algo=Ditto") == 2
+    ours = " Unknown too: 'algo'. It is --algorithms here. --preset=pfllib sets what PFLlib sets"
+    assert capsys.readouterr().err.startswith(said + ours)
+    assert call("--max_tokens=9") == 2
+    assert "is given as --data_option=max_tokens=VALUE" in capsys.readouterr().err
 
 
 def test_own_images_under_a_foreign_flag(tmp_path, monkeypatch, capsys):

@@ -38,10 +38,14 @@ class Source(NamedTuple):
     needs: str = ""
 
     @property
+    def options(self) -> list[inspect.Parameter]:
+        """Its options, such as `image_size`."""
+        return list(inspect.signature(self.load).parameters.values())[1 + self.named :]
+
+    @property
     def text_options(self) -> list[str]:
         """Names of its options that are text, such as names of columns."""
-        parameters = inspect.signature(self.load).parameters.values()
-        return [p.name for p in parameters if str in (p.annotation, *get_args(p.annotation))]
+        return [p.name for p in self.options if str in (p.annotation, *get_args(p.annotation))]
 
 
 DATASETS: dict[str, Source] = {}
@@ -102,7 +106,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
         raise InputError(f"Data set {name!r} needs no file: write {name}, got '{name}:{rest}'.")
     else:
         data_dir = rest or data_dir
-    known = list(inspect.signature(source.load).parameters)[1 + len(arguments) :]
+    known = [parameter.name for parameter in source.options]
     for option in options:
         if option not in known:
             if not known:
