@@ -1,9 +1,9 @@
 """Lines of code, docstrings, comments and blanks by package, and words of prose in the pages:
 `python -m tools.count_lines [FOLDER]`.
 
-Tables, code blocks, formulas, directives and the pages of reproduced tables are not prose. With
-`--budget`, the command compares code and prose with `budget.toml` instead, and ends with 1 where
-there is more.
+Tables, code blocks, formulas, directives and the pages that tools write, of reproduced tables and
+of the leaderboard, are not prose. With `--budget`, the command compares code and prose with
+`budget.toml` instead, and ends with 1 where there is more.
 """
 
 import ast
@@ -53,7 +53,7 @@ def words(root: Path) -> int:
     """Count words of prose in the pages."""
     total = 0
     for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
-        if "reproduced" not in path.parts:
+        if not {"reproduced", "leaderboard"} & {*path.parts}:
             text = path.read_text(encoding="utf-8")
             aside = r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->"
             text = re.sub(aside, "", text, flags=re.DOTALL)

@@ -24,8 +24,9 @@ from fedjax_pfl.utils.metric_names import ACCURACY
 from tools import arguments, leaderboard_pictures
 from tools.benchmark.cases import of_fedavg
 from tools.leaderboard_board import Board, by_client, edges, harmed, scores
-from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
+from tools.leaderboard_cells import MOMENTS, kept, rows, tasks
 
+CIFAR = "CIFAR-10 (JPEG, 125 images, `cnn`, one local epoch, the first rows alone)"
 SETTINGS = {
     "dirichlet": ("Dirichlet", "Fashion-MNIST, 20 clients, Dir(0.1) over classes"),
     "grouped": ("Grouped", "Fashion-MNIST, 20 clients in four groups, 80 % of their samples of the "
@@ -38,10 +39,10 @@ SETTINGS = {
     "drift": ("Drift", "Fashion-MNIST, 20 clients, Dir(1); from round 11 on all images are rotated "
               "by 90 degrees"),
     "ag_news": ("AG News", "AG News, 20 clients, Dir(0.3); `fasttext` with 16 units"),
-    "cifar10_dirichlet": ("CIFAR-10, Dirichlet", "CIFAR-10, 20 clients, Dir(0.1)"),
-    "cifar10_pathological": ("CIFAR-10, pathological", "CIFAR-10, 20 clients with two classes "
+    "cifar10_dirichlet": ("CIFAR-10, Dirichlet", f"{CIFAR}, 20 clients, Dir(0.1)"),
+    "cifar10_pathological": ("CIFAR-10, pathological", f"{CIFAR}, 20 clients with two classes "
                              "each"),
-    "cifar10_sampled": ("CIFAR-10, 100 clients, sampled", "CIFAR-10, 100 clients, Dir(0.5); a "
+    "cifar10_sampled": ("CIFAR-10, 100 clients, sampled", f"{CIFAR}, 100 clients, Dir(0.5); a "
                         "fifth takes part in each round"),
 }  # fmt: skip
 # The rivals that each paper's main table places below its method in most columns of skewed labels.
@@ -68,8 +69,7 @@ TEXT = """\
 - **Trials.** In each setting each row tries 15 combinations on validation samples, with one seed:
   five learning rates and three values of its main hyperparameter, of which one is the authors'
   ([table]({table_file})). A row without one tries fifteen learning rates over the same range.
-  Those of `fedcp` and `feddbe` were set after a small sweep in the first setting, which is more
-  search than other rows had. Other hyperparameters have their defaults.
+  Other hyperparameters have their defaults.
 - **Moments.** A model is scored as the client *received* it, and when a copy has been *trained* for
   one more round. Each moment has the combination that is best on its own validation samples. *Best*
   is the moment that is better on validation samples: to train once more is a choice, too, and
@@ -83,8 +83,7 @@ TEXT = """\
 {described}
 
 Clients have at most 300 samples, a fifth for validation; an `mlp` with one hidden layer trains for
-20 rounds of two local epochs. On CIFAR-10, in a lossy JPEG copy, it is a `cnn`, with 125 images
-and one local epoch, and only for the first {first} rows of the table of hyperparameters.
+20 rounds of two local epochs.
 
 ## What may be concluded
 
@@ -96,19 +95,18 @@ the commands that repeat them; they took {spent:.1f} CPU hours.
 
 ## The papers' claims
 
-Its paper's main table places each method above these rivals in most columns. Here, by means over
-clients and seeds, the number of settings in which it is above all of them, and the rivals that are
-not below it in most settings, with their number of settings:
+Each method is above its rivals in most columns of its paper's main table. Here, in means over
+clients and seeds, it is above all of those that were run in these settings, and not above the
+named ones in most, with their number of settings:
 
 {claims}
 
 ## All rows
 
-Means over the settings. Rank: of *best*, 1 is the first, with its range over settings. Worst: the
-worst tenth of clients. Harmed: [pairs](../comparing.md#harmed-clients) of client and seed that are
-worse than `local`, and than FedAvg's model after local training. MB up: of a client in a round of
-the first setting. Round: the time of a round divided by FedAvg's; Compile: seconds, on {machine}.
-Ratios within a third of each other are not told apart.{edges}
+Means over the settings. Rank: of *best*, 1 is the first, with its range. Worst: the worst tenth of
+clients. Harmed: [pairs](../comparing.md#harmed-clients) of client and seed that are worse than
+`local`, and than FedAvg's trained model. MB up: of a client in a round of the first setting. Round:
+its time divided by FedAvg's (a third is no difference); Compile: seconds, on {machine}.{edges}
 
 {overall}
 
@@ -116,9 +114,8 @@ Ratios within a third of each other are not told apart.{edges}
 
 ## Not in the table
 
-Algorithms of adapters have a [table of their own](../adapters_measured.md).
-
 {absent}
+- Algorithms of adapters have a [table of their own](../adapters_measured.md).
 
 ## How to add or repeat a row
 
@@ -181,7 +178,7 @@ def overall(board: Board, measured: Timings) -> Table:
                      for m in MOMENTS]  # fmt: skip
         ranks = ranking.ranks[:, k]
         body.append([
-            f"[`{name}`](../algorithms/{page(name)}.md){' *' * board.changed(name)}",
+            f"[`{name}`](../algorithms/{name}.md){' *' * board.changed(name)}",
             f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
             *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
             f"{own[0].mb_up:.2f}",
@@ -205,8 +202,18 @@ def by_setting(board: Board, moment: str) -> Table:
 
 
 def conclusions(board: Board) -> str:
-    """Return what the tests say, a paragraph for each moment and group of settings."""
-    found = []
+    """Return what means and tests say, a paragraph for each moment and group of settings."""
+
+    def mean(name: str, moment: str) -> float:
+        return float(np.mean([scores(board.cells[s, name], moment) for s in board.settings]))
+
+    first = board.names[0]
+    found = [
+        f"FedAvg's model is at {mean('fedavg', 'received'):.1f} % as the client received it, and "
+        f"at {mean('fedavg', 'trained'):.1f} % after one more local training; `local` is at "
+        f"{mean('local', 'best'):.1f} %, and the first row, `{first}`, at "
+        f"{mean(first, 'best'):.1f} %."
+    ]
     groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
     for settings, moment in itertools.product(groups, ("best", *MOMENTS)):
         names = board.scored(settings)
@@ -221,7 +228,7 @@ def conclusions(board: Board) -> str:
             f"critical difference at 5 % is {reach:.1f} ranks: {len(order) - len(worse)} of "
             f"{len(order)} rows are not told apart from the first, {listed(order[:1])}; told apart "
             f"are {listed(worse) or 'none'}. Against FedAvg, Wilcoxon's test with Holm's "
-            f"correction tells apart {listed(told) or 'none'}. First ten: {listed(order[:10])}."
+            f"correction tells apart {listed(told) or 'none'}."
         )
     return "\n\n".join(found)
 
@@ -239,8 +246,9 @@ def claims(board: Board) -> str:
                       >= scores(c, moment).mean()] for c in own]  # fmt: skip
             times = Counter(itertools.chain(*above)).most_common()
             ahead = ", ".join(f"`{one}` ({k})" for one, k in times if 2 * k > len(own))
-            text += (f" {moment.capitalize()}: above all in {above.count([])}; not above in most: "
-                     f"{ahead or 'none'}.")  # fmt: skip
+            first = [SETTINGS[c.setting][0] for c, a in zip(own, above, strict=True) if not a]
+            text += (f" {moment.capitalize()}: above all in {', '.join(first) or 'no setting'}; "
+                     f"not above in most: {ahead or 'no rival'}.")  # fmt: skip
         found.append(text)
     return "\n".join(found)
 
@@ -261,24 +269,17 @@ def absent(board: Board) -> str:
     old = list(filter(board.changed, board.names))
     groups = ("Not run in all settings", later), ("Measured before their changes, marked *", old)
     lines += [f"- {what}: {listed(names)}." for what, names in groups if names]
-    lines += [f"- What is not run in {SETTINGS[setting][0]} takes about {hours:.1f} CPU hours."
-              for setting, hours in board.hours().items()]  # fmt: skip
+    for setting, hours in board.hours().items():
+        time = "an unknown number of" if np.isnan(hours) else f"about {hours:.1f}"
+        lines.append(f"- What is not run in {SETTINGS[setting][0]} takes {time} CPU hours.")
     return "\n".join(lines)
-
-
-def page(name: str) -> str:
-    """Return the name of an algorithm's page, which may describe several."""
-    folder = Path(__file__).parents[1] / "docs" / "algorithms"
-    if (folder / f"{name}.md").exists():
-        return name
-    return next(one.stem for one in sorted(folder.glob("*.md")) if f"`{name}`" in one.read_text())
 
 
 def write(folder: Path, board: Board) -> None:
     """Write the page and its pictures."""
     measured, names = timings(folder), board.names
     text = TEXT.format(
-        count=len(names), settings=len(board.settings), first=FIRST,
+        count=len(names), settings=len(board.settings),
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
         conclusions=conclusions(board),
         claims=claims(board), edges=edges(board),

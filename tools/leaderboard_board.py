@@ -81,18 +81,21 @@ class Board:
         return Ranking(names, settings, np.array(means))
 
     def hours(self) -> dict[str, float]:
-        """Return the CPU hours of the cells that are missing, by setting.
+        """Return the CPU hours of the cells that are missing, by setting; NaN where none is known.
 
-        A cell costs as much as its algorithm's others, or else as all others, in the mean.
+        A cell costs its algorithm's mean times the setting's, in those of all cells.
         """
-        spent: dict[str, list[float]] = {}
-        for (_, name), one in self.cells.items():
-            spent.setdefault(name, []).append(one.cpu_seconds)
-        usual = np.mean([np.mean(some) for some in spent.values()])
+
+        def mean(key: int, name: str) -> float:
+            own = [one.cpu_seconds for at, one in self.cells.items() if at[key] == name]
+            return float(np.mean(own or [np.nan]))
+
+        usual = np.mean([one.cpu_seconds for one in self.cells.values()])
         found: dict[str, float] = {}
         for one in missing(self.tasks, self.cells):
-            cost = np.mean(spent.get(one.algorithm, usual)) / 3600
-            found[one.setting] = found.get(one.setting, 0.0) + float(cost)
+            times = np.nan_to_num(mean(1, one.algorithm) / usual, nan=1.0)
+            hours = float(times * mean(0, one.setting) / 3600)
+            found[one.setting] = found.get(one.setting, 0.0) + hours
         return found
 
     def changed(self, name: str) -> bool:

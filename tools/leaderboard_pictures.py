@@ -74,6 +74,7 @@ def _costs(
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks([1, 2, 5, 10])
     axes.set_ylim(bottom=float(np.quantile(means, 0.05)) - 1)
     axes.set_xlabel("time of a round divided by FedAvg's", fontsize=8)
     axes.set_ylabel("accuracy %, mean over settings", fontsize=8)
