@@ -303,12 +303,18 @@ def combine(weights: PerMember, senders: Stack) -> Tree:
     return jax.tree.map(lambda leaf: _product(weights, leaf, products.mean), senders)
 
 
-def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:
-    """Raise `InputError` unless every row is non-negative and sums to one (on the host)."""
+def check(weights: np.ndarray, tolerance: float = 1e-5, name: str = "mixing") -> None:
+    """Raise `InputError` unless every row is non-negative and sums to one (on the host).
+
+    Args:
+      weights: [..., N].
+      tolerance: of a row's sum.
+      name: of the matrix in messages.
+    """
     weights = np.asarray(weights, np.float64)  # a sum in the rows' own type would hide their error
     require(bool((weights >= -tolerance).all()), "weights", weights.min(), "non-negative")
     sums = weights.sum(-1).ravel()
     worst = float(sums[np.argmax(np.abs(sums - 1))])
     allowed = "one (mixing.normalize(weights) divides each row by its sum; an algorithm whose rows "
     allowed += "need not sum to one declares row_stochastic = False)"
-    require(abs(worst - 1) <= tolerance, "row sums of the mixing matrix", worst, allowed)
+    require(abs(worst - 1) <= tolerance, f"row sums of the {name} matrix", worst, allowed)

@@ -86,6 +86,12 @@ def recorded(
     for name, count in (("numbers_up", numbers_up), ("numbers_down", numbers_down)):
         if count is not None:
             per_client[name] = cohort.spread(of_members(count), 0)
+    members, everyone = cohort.size, cohort.num_clients
+    rows = everyone if everyone_mixes else members
+    for name, matrix in matrices.items():
+        fits = matrix.shape[-1] in (members, everyone) and matrix.shape[-2:-1] in ((), (rows,))
+        allowed = f"[{rows}, {members}] or [{rows}, {everyone}], after axes of blocks, if any"
+        require(fits, f"Shape of the matrix {name!r}", matrix.shape, allowed)
     known = self_weights(cohort, matrices, everyone_mixes)
     for name, value in {**known, **clients}.items():
         shape, allowed = jnp.shape(value), f"[{cohort.size}], one number for each member"

@@ -188,8 +188,7 @@ class Cohort:
         written = trees.where(both, values, self.gather_pairs(pairs))
         if self.in_place:
             return written
-        at = (self.rows[:, None], self.rows[None, :])
-        return jax.tree.map(lambda leaf, new: leaf.at[at].set(new), pairs, written)
+        return trees.put(pairs, (self.rows[:, None], self.rows[None, :]), written)
 
 
 @struct

@@ -43,9 +43,9 @@ def assert_finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict
         f"clients {lost} trained, and what the round made of their values is not finite"
     )
     if algorithm.row_stochastic:
-        for matrix in record["matrices"].values():
+        for name, matrix in record["matrices"].items():
             if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated
-                mixing.check(matrix)
+                mixing.check(matrix, name=name)
         _assert_self_weights(record["clients"], record["matrices"])
 
 
@@ -187,7 +187,8 @@ def check_matrices(algorithm: Algorithm, federation: Federation, rounds: int) ->
             found = same.all(axis=-1).any(axis=-1)
             assert found.all(), (
                 f"the recorded matrix {name!r} of round {t + 1} has rows that no function of "
-                "`mixing` was given: record the matrix that the models were mixed with"
+                "`mixing` was given: record the matrix that the models were mixed with, and keep "
+                "others in the state"
             )
 
 

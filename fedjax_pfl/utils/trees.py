@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Rows, Scalar, Stack, Tree
 
@@ -151,9 +152,16 @@ def _read(leaves: Sequence[PartialLeaf], rows: Rows) -> list[jax.Array]:
 
 
 def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
-    """Write `values` [M, ...] to the distinct `rows` [M] of a stack [N, ...]."""
+    """Write `values` [M, ...] to the distinct `rows` [M] of a stack [N, ...].
+
+    Raises:
+      InputError: they are no integers, but the stack is of integers.
+    """
 
     def of(leaf, new):
+        old, kind = leaf.dtype, new.dtype
+        lossless = jnp.issubdtype(old, jnp.inexact) or not jnp.issubdtype(kind, jnp.inexact)
+        require(lossless, "Type of values for a stack of integers", str(kind), f"{old}")
         new = new.astype(leaf.dtype)
         if isinstance(leaf, PartialLeaf):
             return leaf.next(jnp.broadcast_to(new, leaf[rows].shape))

@@ -374,6 +374,9 @@ def test_every_line_has_a_source():
     assert {line.partition(".")[0] for line in TABLE} <= set(pfl.core.ALGORITHMS)
     for line, (_, source) in TABLE.items():
         kind, _, place = source.partition(": ")
-        assert len(place) > 5 and "TODO" not in place, line
+        stated = len(place) > 5 and "TODO" not in place
+        assert stated, (
+            f"{line}: its source must be 'KIND: PLACE', such as 'ours: why', got {source!r}"
+        )
         assert kind != "code" or line.partition(".")[0] in REPOSITORIES, line
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{7}", one) for one in REPOSITORIES.values())

@@ -199,6 +199,9 @@ def test_copies_are_whole_numbers():
         ctx.record(cohort, clients={"spread": jnp.zeros((3, 2))})
     with pytest.raises(pfl.InputError, match=r"Shape of scalars\['mean'\] must be \(\)"):
         ctx.record(cohort, scalars={"mean": jnp.zeros(2)})
+    for shape, everyone in (((5, 5), False), ((2, 2), False), ((3, 3), True), ((1, 3), False)):
+        with pytest.raises(pfl.InputError, match="Shape of the matrix 'memory' must be"):
+            ctx.record(cohort, everyone_mixes=everyone, memory=jnp.zeros(shape))
 
 
 def test_numbers_of_sparse_and_quantised_uploads():
