@@ -74,5 +74,7 @@ def answer_guesses(cls: type) -> None:
         end = hint(cls.__name__, "[]", ())
         raise TypeError(f"{type(self).__name__!r} object has no index [{key!r:.50}]{end}")
 
+    for name in ("__iter__", "__contains__"):  # which Python makes of an index
+        setattr(cls, name, None)
     setattr(cls, "__getattr__", __getattr__)  # noqa: B010
     setattr(cls, "__getitem__", __getitem__)  # noqa: B010

@@ -31,6 +31,7 @@ THINGS = {
         ("result.toCSV", ": write result.to_pandas().to_csv(FILE)."),
         ("result.sumary", ": did you mean summary?"),
         ("result['accuracy']", ": write result.summary()['accuracy']."),
+        ("[*result]", "object is not iterable"),
         ("fedavg.train", ": write pfl.simulate(algorithm, federation, rounds=20)."),
         ("federation.colour", "'Federation' object has no attribute 'colour'."),
         ("federation.__colour__", "'Federation' object has no attribute '__colour__'"),

@@ -238,10 +238,12 @@ def claims(board: Board) -> str:
     found = []
     for name, words in PAPERS.items():
         own = [one for s in board.finished if (one := board.scored_cell(s, name))]
+        if not own:
+            continue
         all_ = words.split()
         rivals = [one for one in all_ if all(board.scored_cell(c.setting, one) for c in own)]
-        text = f"- `{name}` in {len(own)} settings, with {len(rivals)} rivals of {len(all_)}."
-        for moment in MOMENTS if own and rivals else ():
+        text = f"- `{name}` in {len(own)} settings, with {len(rivals)} of {len(all_)} rivals."
+        for moment in MOMENTS if rivals else ():
             above = [[one for one in rivals if scores(board.cells[c.setting, one], moment).mean()
                       >= scores(c, moment).mean()] for c in own]  # fmt: skip
             times = Counter(itertools.chain(*above)).most_common()

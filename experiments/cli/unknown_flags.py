@@ -43,7 +43,9 @@ def hint(name: str, known: Collection[str], value: str = "") -> str:
       value: what was given to it.
     """
     word = name_matching.normalized(name)
-    if "set" in known and (name in aliases.CAPITALS or "." in name):
+    if "set" in known and (
+        name in aliases.CAPITALS or name.partition(".")[0] in pfl.core.ALGORITHMS
+    ):
         return f"A hyperparameter is set as --set={aliases.CAPITALS.get(name, name)}=VALUE."
     ours = name_matching.find_matches(name, known, aliases.OPTIONS)
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []

@@ -89,9 +89,10 @@ def recorded(
     members, everyone = cohort.size, cohort.num_clients
     rows = everyone if everyone_mixes else members
     for name, matrix in matrices.items():
-        fits = matrix.shape[-1] in (members, everyone) and matrix.shape[-2:-1] in ((), (rows,))
-        allowed = f"[{rows}, {members}] or [{rows}, {everyone}], after axes of blocks, if any"
-        require(fits, f"Shape of the matrix {name!r}", matrix.shape, allowed)
+        sizes = dict.fromkeys((members, everyone))
+        fits = matrix.shape[-1:] in [(n,) for n in sizes] and matrix.shape[-2:-1] in ((), (rows,))
+        allowed = " or ".join([f"[{rows}, {n}]" for n in sizes] + [f"[{n}]" for n in sizes])
+        require(fits, f"Shape of the matrix {name!r}", matrix.shape, f"{allowed}, behind blocks")
     known = self_weights(cohort, matrices, everyone_mixes)
     for name, value in {**known, **clients}.items():
         shape, allowed = jnp.shape(value), f"[{cohort.size}], one number for each member"

@@ -50,11 +50,12 @@ def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[
 
 
 def check_frame(what: str, frame: Any) -> None:
-    """Raise `InputError` if a column of a data frame holds no numbers, or lacks some."""
-    for (name, kind), empty in zip(frame.dtypes.items(), frame.isna().sum(), strict=True):
-        if kind.kind not in "biuf":
+    """Raise `InputError` if a column of a pandas frame holds no numbers, or lacks some."""
+    for k, (name, empty) in enumerate(frame.isna().sum().items()):
+        column = frame.iloc[:, k]
+        if as_array(column.dropna()).dtype.kind not in "biuf":
             way = "make numbers of it, as pandas.get_dummies does, or leave it out"
-            raise InputError(f"Column {name!r} of the {what} holds {kind}: {way}.")
+            raise InputError(f"Column {name!r} of the {what} holds {column.dtype}: {way}.")
         if empty:
             way = "fill them, or leave the column out"
             raise InputError(f"Column {name!r} of the {what} has {empty} missing values: {way}.")

@@ -319,7 +319,7 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         raise InputError(f"The {what} are texts: {way}.")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
-    if hasattr(given, "columns"):
+    if hasattr(given, "iloc") and hasattr(given, "columns"):  # of pandas
         check_frame(what, given)
     whole = x.dtype.kind in "iu" and x.dtype != np.uint8  # uint8 are pixels
     if x.dtype.kind == "b" or (whole and hasattr(given, "columns")):

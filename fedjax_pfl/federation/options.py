@@ -185,10 +185,10 @@ class InputOptions(OptionGroup):
         """
         if dataset.vocabulary is not None:
             return ["vocabulary of all clients' training samples"]
-        table = dataset.train_x.ndim == 2 and dataset.train_x.dtype == np.float32
-        raw = resolved_scaling(self.input_scaling, dataset) == "raw"
-        if table and raw and not private and abs(dataset.train_x).max(initial=0) > LARGE:
-            return [f"some inputs exceed {LARGE} and are not scaled: try input_scaling='standard'"]
+        x, raw = dataset.train_x, resolved_scaling(self.input_scaling, dataset) == "raw"
+        table = x.ndim == 2 and x.dtype == np.float32 and not private
+        if table and raw and max(x.max(initial=0), -x.min(initial=0)) > LARGE:
+            return [f"some inputs exceed ±{LARGE} and are not scaled: try input_scaling='standard'"]
         if resolved_scaling(self.input_scaling, dataset) != SHARED:
             return []
         return ["inputs scaled by the mean and deviation of all clients' training samples"]

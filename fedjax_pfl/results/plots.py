@@ -124,8 +124,8 @@ def accuracy_curves(
       styles: numbers of the lines' styles by name; by default they are counted.
     """
     for name, one in results.items():
-        known = setting is not None or one.num_settings == 1
-        allowed = f"an index in 0..{one.num_settings - 1}, as {name!r} has several settings"
+        known = one.num_settings == 1 if setting is None else 0 <= setting < one.num_settings
+        allowed = f"an index in 0..{one.num_settings - 1}, for the settings of {name!r}"
         require(known, "setting", setting, allowed)
     lines = {name: one.curve(model, split)[:, setting or 0] for name, one in results.items()}
     rounds = {name: one.eval_rounds for name, one in results.items()}

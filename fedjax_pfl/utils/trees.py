@@ -151,8 +151,10 @@ def _read(leaves: Sequence[PartialLeaf], rows: Rows) -> list[jax.Array]:
     ]
 
 
-def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
+def put(stack: Stack, rows: Rows | tuple[Rows, Rows], values: Stack) -> Stack:
     """Write `values` [M, ...] to the distinct `rows` [M] of a stack [N, ...].
+
+    Of pairs [N, N, ...] the rows are two index arrays, of rows and columns.
 
     Raises:
       InputError: they are no integers, but the stack is of integers.
@@ -161,7 +163,8 @@ def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
     def of(leaf, new):
         old, kind = leaf.dtype, new.dtype
         lossless = jnp.issubdtype(old, jnp.inexact) or not jnp.issubdtype(kind, jnp.inexact)
-        require(lossless, "Type of values for a stack of integers", str(kind), f"{old}")
+        allowed = f"{old}, as its rows are (or give the state numbers to begin with)"
+        require(lossless, "Type of what is written to a stack", str(kind), allowed)
         new = new.astype(leaf.dtype)
         if isinstance(leaf, PartialLeaf):
             return leaf.next(jnp.broadcast_to(new, leaf[rows].shape))

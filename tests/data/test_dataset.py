@@ -102,6 +102,7 @@ FRAME = pd.DataFrame({"a": pd.array([1, 2, 3], "Int64"), "b": [0.5, 1, 2]})
     [
         FRAME,
         FRAME.astype({"b": "Float64"}),
+        FRAME.astype({"a": object, "b": "category"}),
         pd.Series([np.ones(2), np.zeros(2), np.ones(2)]),
         np.array([[True, False]] * 3),
         scipy.sparse.csr_matrix(np.eye(3, 2)),

@@ -160,7 +160,7 @@ def test_large_inputs_are_noted_but_those_of_private_runs():
     for factor, more, noted in ((40, {}, True), (1, {}, False), (40, noise, False)):
         data = replace(large, train_x=large.train_x / abs(large.train_x).max() * factor)
         notes = federate(data, PARTITION, "softmax", **more).notes
-        assert any("exceed 30 and are not scaled" in note for note in notes) == noted
+        assert any("exceed ±30 and are not scaled" in note for note in notes) == noted
 
 
 def text_data(*texts, task="classification", **options):

@@ -38,7 +38,7 @@ def test_accuracy_curves():
     assert_legible(figure)
     results["one"].num_settings = 2
     plots.accuracy_curves(results, setting=0)
-    with pytest.raises(pfl.InputError, match=r"0\.\.1, as 'one' has several settings"):
+    with pytest.raises(pfl.InputError, match=r"0\.\.1, for the settings of 'one'"):
         plots.accuracy_curves(results)
 
 

@@ -189,7 +189,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert "- What is not run in Drift takes about 0.0 CPU hours." in page
     assert "- `waffle`: features: InputError: too many" in page and "- `fedbn`: no network" in page
     assert (
-        "- `fedprox` in 5 settings, with 2 rivals of 2. Received: above all in no setting; " in page
+        "- `fedprox` in 5 settings, with 2 of 2 rivals. Received: above all in no setting; " in page
     )
     assert "in most: `local` (5). Trained: above all in no setting; not above in" in page
     assert "Best, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page

@@ -106,13 +106,14 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
         raise InputError(f"Data set {name!r} needs no file: write {name}, got '{name}:{rest}'.")
     else:
         data_dir = rest or data_dir
-    known = [parameter.name for parameter in source.options]
+    known = {parameter.name: parameter for parameter in source.options}
     for option in options:
         if option not in known:
             if not known:
                 raise InputError(f"Data set {name!r} takes no options, got {option!r}.")
             raise unknown_name(f"option of data set {name!r}", option, known)
-        if option in source.text_options and isinstance(options[option], list | tuple):
+        text = known[option].annotation in (str, str | None)
+        if text and isinstance(options[option], list | tuple):
             options[option] = ",".join(map(str, options[option]))
     missing = data_dir is None or (isinstance(data_dir, str) and not data_dir)
     if missing and source.needs:
