@@ -61,7 +61,7 @@ class Board:
     def names(self) -> list[str]:
         """Algorithms with scores in all settings of all rows, the best mean rank first."""
         names = self.scored(self.settings)
-        ranks = self.ranking("best", names, self.settings).mean_ranks
+        ranks = self.ranking("chosen", names, self.settings).mean_ranks
         return [names[i] for i in np.argsort(ranks, kind="stable")]
 
     def scored(self, settings: Sequence[str]) -> list[str]:
@@ -104,14 +104,14 @@ class Board:
         return any(one.revision != now[name] for (_, n), one in self.cells.items() if n == name)
 
 
-def best_moment(cell: Cell) -> str:
+def chosen_moment(cell: Cell) -> str:
     """Return the moment with the best validation score."""
     return max(MOMENTS, key=lambda moment: np.nanmax([*cell.validation[moment], -1]))
 
 
 def by_client(cell: Cell, moment: str) -> np.ndarray:
-    """Return accuracies [S, N] of a moment, or of the "best" one."""
-    return cell.scores[best_moment(cell) if moment == "best" else moment].by_client
+    """Return accuracies [S, N] of a moment, or of the "chosen" one."""
+    return cell.scores[chosen_moment(cell) if moment == "chosen" else moment].by_client
 
 
 def scores(cell: Cell, moment: str) -> np.ndarray:
@@ -136,7 +136,7 @@ def edges(board: Board) -> str:
     for name in board.names:
         own = [board.cells[s, name] for s in board.settings]
         for key in own[0].tried:
-            numbers = [(float(one.scores[best_moment(one)].chosen[key]),
+            numbers = [(float(one.scores[chosen_moment(one)].chosen[key]),
                         [float(word) for word in one.tried[key]]) for one in own]  # fmt: skip
             for end, word in ((min, "smallest"), (max, "largest")):
                 if sum(value == end(tried) for value, tried in numbers) > len(own) / 2:
