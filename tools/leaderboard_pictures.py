@@ -68,7 +68,7 @@ def _costs(
         colour = COLOURS[1] if name in marked else COLOURS[0]
         axes.plot(times[k], means[k], "o", color=colour, markersize=4)
         if leads or name in marked:
-            axes.annotate(name, (times[k], means[k]), (3, (4, -9)[named % 2]),
+            axes.annotate(name, (times[k], means[k]), (3, (4, -9, 13)[named % 3]),
                           textcoords="offset points", fontsize=7)  # fmt: skip
             named += 1
     axes.set_xscale("log")
