@@ -15,11 +15,9 @@ from fedjax_pfl.utils.metric_names import ACCURACY
 def progress(number, rounds=3):
     """A progress whose result has one seed, scored in every round."""
     result = SimpleNamespace(
-        eval_rounds=np.arange(1, number + 1),
-        is_scored=True,
-        measure=lambda: ACCURACY,
-        curve=lambda model, split: np.full((1, 1, number), 0.5),
-    )
+        eval_rounds=np.arange(1, number + 1), is_scored=True, num_settings=1,
+        measure=lambda: ACCURACY, curve=lambda model, split: np.full((1, 1, number), 0.5),
+    )  # fmt: skip
     return pfl.Progress(number, rounds, 0.5, 2.0 * number, number - 1, lambda: result)
 
 
