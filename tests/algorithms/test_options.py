@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
@@ -76,7 +75,7 @@ def test_dtypes_of_states(name, dtype):
     algorithm = pfl.make_algorithm(name)
     federation = algorithm.prepare(toy_for(algorithm, dtype=dtype))
     program = Program(make_runs(algorithm, federation, [0]), federation, 1)
-    shapes = jax.eval_shape(compiled.start, program.runs, federation, np.int32(1))
+    shapes = jax.eval_shape(program.function("start"), program.runs, federation, np.int32(1))
     for leaf in jax.tree.leaves(shapes):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             assert leaf.dtype == dtype or (name, leaf.dtype) == ("pfedfda", "float32")
