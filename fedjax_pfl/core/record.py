@@ -92,7 +92,7 @@ def recorded(
         sizes = dict.fromkeys((members, everyone))
         fits = matrix.shape[-1:] in [(n,) for n in sizes] and matrix.shape[-2:-1] in ((), (rows,))
         allowed = " or ".join([f"[{rows}, {n}]" for n in sizes] + [f"[{n}]" for n in sizes])
-        require(fits, f"Shape of the matrix {name!r}", matrix.shape, f"{allowed}, behind blocks")
+        require(fits, f"Shape of the matrix {name!r}", matrix.shape, f"{allowed} (per block)")
     known = self_weights(cohort, matrices, everyone_mixes)
     for name, value in {**known, **clients}.items():
         shape, allowed = jnp.shape(value), f"[{cohort.size}], one number for each member"

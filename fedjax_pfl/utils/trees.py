@@ -163,7 +163,7 @@ def put(stack: Stack, rows: Rows | tuple[Rows, Rows], values: Stack) -> Stack:
     def of(leaf, new):
         old, kind = leaf.dtype, new.dtype
         lossless = jnp.issubdtype(old, jnp.inexact) or not jnp.issubdtype(kind, jnp.inexact)
-        allowed = f"{old}, as its rows are (or give the state numbers to begin with)"
+        allowed = f"{old}, as its rows are; let `init` return floats to keep fractions"
         require(lossless, "Type of what is written to a stack", str(kind), allowed)
         new = new.astype(leaf.dtype)
         if isinstance(leaf, PartialLeaf):
