@@ -87,9 +87,9 @@ the table](#not-in-the-table).
   *Chosen* is the moment that is better on validation samples: to train once more is a choice, and
   FedAvg has it as all others. What a client holds without the server, as of `local` or `ditto`, is
   received; `fedavg_ft` is received as fine-tuned for a tuned number of epochs.
-- **Scores** are of three other seeds, on test samples, after the last round. The partition is
-  that of the tuning. The [cells](cells) have each client's accuracy, all trials, and the commands
-  that repeat them; they took {spent:.1f} CPU hours.
+- **Scores** are of three other seeds (± half of the 95 % interval), on test samples, after the last
+  round. The partition is that of the tuning. The [cells](cells) have each client's accuracy, all
+  trials, and the commands that repeat them; they took {spent:.1f} CPU hours.
 
 | Setting | Clients |
 |---|---|
