@@ -138,7 +138,6 @@ SCRIPTS = {
     "tools.leaderboard_queue": lambda words: check_place(words[:1]),
     "tools.reproduced_pages": check_picture,
     "tools.demo_picture": check_picture,
-    "tools.speed_picture": check_picture,
     "experiments.reproduce": check_reproduce,
     "tools.benchmark": check_benchmark,
     "experiments.pretrain": check_pretrain,

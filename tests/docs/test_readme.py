@@ -33,6 +33,15 @@ def test_python_of_the_readme(capsys, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"accuracy.png", "mixing.png"}
 
 
+def test_the_speeds_are_those_of_their_page():
+    page = (pages.ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    times = re.findall(r"^\|.+\| time relative to the PyTorch loop \| \**(\d*\.\d+)", page, re.M)
+    shown = [f"{1 / float(one):.2g}" for one in sorted(times, reverse=True)]
+    stated = re.search(r"\*\*It is ([\d.]+) to ([\d.]+) times.*?: (.*?)\. ", README, re.DOTALL)
+    assert stated and list(stated.groups()[:2]) == [shown[0], shown[-1]]
+    assert re.findall(r"[\d.]*\d", stated[3]) == shown
+
+
 def test_the_home_page_has_the_same_python():
     home = (pages.ROOT / "docs/index.md").read_text(encoding="utf-8")
     assert pages.python_blocks(home) == pages.python_blocks(README)

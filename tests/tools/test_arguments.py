@@ -6,7 +6,7 @@ import pytest
 
 TOOLS = (
     "claims", "demo_picture", "leaderboard", "partition_gallery", "reproduced_pages",
-    "settings_table", "speed_picture",
+    "settings_table",
 )  # fmt: skip
 
 
