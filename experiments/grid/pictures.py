@@ -20,8 +20,10 @@ def picture(numbers: Any, algorithm: str, measure: Measure) -> Figure | None:
     Returns:
       The figure; None for any other number of names.
     """
-    *settings, _, validation, test = numbers.columns[1:]
-    names = [name for name in settings if numbers[name].nunique() > 1]
+    columns = [*numbers.columns]
+    seed = columns.index("seed")
+    validation, test = columns[seed + 1 : seed + 3]  # then the trained models', if they are scored
+    names = [name for name in columns[1:seed] if numbers[name].nunique() > 1]
     if not 1 <= len(names) <= 2:
         return None
     # Numbers make the axis, words the lines.

@@ -78,7 +78,9 @@ def test_pictures():
     def drawn(outcomes):
         return picture(ranking.frame(outcomes), "m", ACCURACY)
 
-    line = drawn([outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")])
+    values = [outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")]
+    line = drawn([replace(one, trained=one.test + 10) for one in values])
+    assert [one.get_label() for one in line.axes[0].get_lines()] == ["validation", "test"]
     curve = line.axes[0].get_lines()[0]
     np.testing.assert_allclose(curve.get_xdata(), [1, 2, 10])  # by size
     np.testing.assert_allclose(curve.get_ydata(), [1.5, 2, 6])
