@@ -321,9 +321,9 @@ class Result(ResultScores):
         run = at * self.num_settings + setting
         if client is None:
             return self.final, run, None
-        named = isinstance(client, str)
+        named = isinstance(client, str) and len(self.client_names) > 0
         known: list = list(self.client_names) if named else self.client_ids.tolist()
-        if named and known:
+        if named:
             require_name("client", client, known)
         require(client in known, "client", client, f"one of {shown(known)}")
         return self.final, run, known.index(client)
