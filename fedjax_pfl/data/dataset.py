@@ -8,7 +8,12 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.data.columns import check_frame, checked_columns
+from fedjax_pfl.data.columns import (
+    check_feature_names,
+    check_frame,
+    checked_columns,
+    feature_names,
+)
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels, numbered_classes
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
@@ -45,6 +50,7 @@ class Dataset:
       task: a name in `TASKS`.
       columns: further values of each sample of the pool, such as its writer: int64 or text [n + m]
         by name. The rule `by_column` makes a client of each value.
+      feature_names: names of the columns of the training samples' data frame or table, or empty.
     """
 
     name: str
@@ -60,6 +66,7 @@ class Dataset:
     task: str = CLASSES
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
+    feature_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         sizes = f"{self.num_train} train" + (f", {self.num_test} test" if self.num_test else "")
@@ -256,6 +263,8 @@ def dataset_from_arrays(
         vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
     if task == CLASSES:
         train_y, test_y, class_names = numbered_classes(name, train_y, test_y, tuple(class_names))
+    features = feature_names(train_x)
+    check_feature_names(f"test samples of data set {name!r}", test_x, features)
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
@@ -304,6 +313,7 @@ def dataset_from_arrays(
             name, {} if columns is None else columns, len(train_y) + len(test_y)
         ),
         vocabulary=vocabulary,
+        feature_names=features,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.core.requirements import check_validation
+from fedjax_pfl.data.columns import check_feature_names
 from fedjax_pfl.data.scaling import check_stored
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import served
@@ -77,6 +78,7 @@ class Final:
         model, backbone = self._of_client(run, row)
         require_unmasked("samples", samples)
         (task, data), given = complete(federation.network, federation.data), samples
+        check_feature_names("samples", samples, data.feature_names)
         samples = as_array(samples)
         shape = ", ".join(map(str, data.sample_shape))
         require(samples.ndim > 0, "samples", given, f"an array [n, {shape}]")

@@ -280,7 +280,8 @@ class Result(ResultScores):
 
         Raises:
           InputError: the models were not kept, as the result was read from files; an unknown
-            client, seed or setting; or samples of another shape or type.
+            client, seed or setting; or samples of another shape or type, or with columns of other
+            names, or in another order, than the data set's frame.
         """
         final, run, row = self._place(client, seed, setting)
         predicted = final.predict(run, row, x)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
@@ -97,6 +98,16 @@ def test_predictions_on_images_that_a_client_has_turned(drift):
         rows = partition.client("test", n)
         right = np.mean(result.predict(n, samples[rows]) == labels[rows])
         assert right == pytest.approx(scored)
+
+
+def test_predictions_of_a_frame_with_another_order_of_columns():
+    frame = pd.DataFrame(np.eye(4, 2), columns=["age", "cost"])
+    dataset = pfl.dataset_from_arrays("a", frame, [0, 1, 0, 1])
+    federation = pfl.federate(dataset, pfl.make_partition("iid", dataset, 1, seed=0), "softmax")
+    result = pfl.simulate(pfl.make_algorithm("local"), federation, 1)
+    np.testing.assert_array_equal(result.predict(0, frame), result.predict(0, frame.to_numpy()))
+    with pytest.raises(InputError, match=r"Columns of the samples .* got \('cost', 'age'\)"):
+        result.predict(0, frame[["cost", "age"]])
 
 
 def test_predictions_that_cannot_be_made(two_rates):

@@ -22,7 +22,7 @@ def test_csv(tmp_path):
     data = load_dataset(f"table:{table(tmp_path)}", id_columns="hospital")
     np.testing.assert_array_equal(data.train_x, np.float32([[50, 1.5], [60, 2], [70, -1000]]))
     assert data.train_y.tolist() == [0, 1, 0]
-    assert data.class_names == ("ill", "well")
+    assert (data.class_names, data.feature_names) == (("ill", "well"), ("age", "dose"))
     assert (data.input_scaling, data.num_test) == ("standard", 0)
     assert data.columns["hospital"].tolist() == [7, 12, 7]
     without = load_dataset("table", tmp_path / "t.csv", skip_columns=["dose"])
