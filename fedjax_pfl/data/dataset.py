@@ -16,7 +16,7 @@ from fedjax_pfl.data.columns import (
 )
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels, numbered_classes
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
+from fedjax_pfl.data.vocabulary import Vocabulary, encode, token_ids, tokenize, whole_texts
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import as_array, finite_float32, is_list, require_unmasked
 from fedjax_pfl.utils.errors import InputError, find_name, refused, require, require_whole
@@ -50,6 +50,7 @@ class Dataset:
       task: a name in `TASKS`.
       columns: further values of each sample of the pool, such as its writer: int64 or text [n + m]
         by name. The rule `by_column` makes a client of each value.
+      words: stored id of each word of the texts, for `encode`; empty if the ids are given.
       feature_names: names of the columns of the training samples' data frame or table, or empty.
     """
 
@@ -66,6 +67,7 @@ class Dataset:
     task: str = CLASSES
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
+    words: Mapping[str, int] = field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -142,6 +144,17 @@ class Dataset:
 
         return token_ids(self.vocabulary, self.vocab_size, texts, rows)
 
+    @checked
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """Return new texts as stored token ids, int32 [n, length], such as `Result.predict` takes.
+
+        Raises:
+          InputError: the data set is none of `ag_news` and `text_csv`.
+        """
+        sources = "one that ag_news or text_csv read, whose words are known"
+        require(len(self.words) > 0, "Data set of new texts", self.name, sources)
+        return encode(map(tokenize, texts), self.words, self.input_shape[0])
+
     def with_vocabulary(self, known: np.ndarray) -> "Dataset":
         """Return the same texts with a model's ids, which are then given."""
 
@@ -159,6 +172,7 @@ class Dataset:
             test_y=test_y,
             vocab_size=int(known.max()) + 1,
             vocabulary=None,
+            words={word: int(known[number]) for word, number in self.words.items()},
         )
 
     def fingerprint(self) -> str:

@@ -82,11 +82,12 @@ class Final:
         samples = as_array(samples)
         shape = ", ".join(map(str, data.sample_shape))
         require(samples.ndim > 0, "samples", given, f"an array [n, {shape}]")
+        tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
+        ids = "whole numbers, as dataset.encode makes them of texts"
+        kinds, allowed = ("iu", ids) if tokens else ("biuf", "numbers")
+        require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
         fits = samples.shape[1:] == data.sample_shape
         require(fits, "Shape of the samples", samples.shape, f"[n, {shape}]")
-        tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
-        kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
-        require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
         images = data.samples.dtype == np.float32 and len(data.sample_shape) == 3
         fractions = images and float(abs(data.samples).max()) <= 1
         check_stored(samples, data.samples.dtype, fractions)
