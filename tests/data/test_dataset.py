@@ -174,6 +174,12 @@ def test_columns_of_a_frame_in_another_order():
             dataset_from_arrays("a", frame, [0, 1], test, [0, 1])
 
 
+@pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
+def test_one_hot_labels(kind):
+    with pytest.raises(InputError, match=r"must be \(n,\): labels.argmax\(1\) of one-hot rows"):
+        dataset_from_arrays("a", np.zeros((3, 2)), np.eye(3).astype(kind))
+
+
 def test_pixels_of_a_frame_stay_bytes():
     """Else the default scaling would be that of other numbers."""
     data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=np.uint8)), [0, 1, 1])

@@ -84,7 +84,7 @@ def load_table(
         raise InputError(f"No table {data_dir}: give a file .csv or .parquet, or a folder.")
     paths = [*files.train, *files.held_out]
     if paths[0].suffix.casefold() not in ENDINGS:
-        raise InputError(f"No table {data_dir}: give a file .csv or .parquet, or a folder.")
+        raise InputError(f"{data_dir} must end in .csv, with commas between cells, or in .parquet.")
     headers = [read_header(path) for path in paths]
     names = headers[0].names
     ids = column_names(id_columns, names, paths[0])

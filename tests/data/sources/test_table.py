@@ -95,6 +95,7 @@ def test_bad_parquet_tables(tmp_path, names, column, message):
         (CSV.replace("age", "dose"), {}, "has 2 columns called 'dose'"),
         (CSV.replace("12,60", "60"), {}, "must have 4 columns in every row, got 3 in .* line 3"),
         ("hospital,age,label\n", {}, "has no rows"),
+        ("", {}, "t.csv is empty: its first row must name the columns"),
     ],
 )
 def test_bad_tables(tmp_path, text, options, message):
@@ -103,6 +104,8 @@ def test_bad_tables(tmp_path, text, options, message):
 
 
 def test_no_table(tmp_path):
+    with pytest.raises(InputError, match=r"t\.tsv must end in \.csv, with commas between cells"):
+        load_dataset("table", table(tmp_path, CSV.replace(",", "\t"), "t.tsv"))
     for place, message in ((tmp_path, "lacks train.csv or"), (tmp_path / "t.csv", "No table")):
         with pytest.raises(InputError, match=message):
             load_dataset("table", place)
