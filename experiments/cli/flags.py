@@ -180,7 +180,7 @@ def _run(group: Group) -> None:
         "seconds between checkpoints, where the same command continues; 0: as often as possible"
     )
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
-    meaning = "keep the last checkpoint, from which more rounds continue a finished run"
+    meaning = "keep the state before the last round, from which more rounds continue a finished run"
     group.switch("keep_state", False, meaning)
     meaning = (
         "how scores of clients and rounds become the number that leads the table: "

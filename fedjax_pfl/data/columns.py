@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.utils.conversions import as_array, kind_of, require_unmasked
-from fedjax_pfl.utils.errors import InputError, refused, require, require_name
+from fedjax_pfl.utils.errors import InputError, refused, require, require_name, shown
 
 # Words that other programs write where there is no value. "none" may be a class.
 MISSING = frozenset(
@@ -59,6 +59,26 @@ def check_frame(what: str, frame: Any) -> None:
         if empty:
             way = "fill them, or leave the column out"
             raise InputError(f"Column {name!r} of the {what} has {empty} missing values: {way}.")
+
+
+def feature_names(x: Any) -> tuple[str, ...]:
+    """Return the names of a data frame's columns; () without any, or if some are not text."""
+    names = tuple(getattr(x, "columns", ()))
+    return names if all(isinstance(name, str) for name in names) else ()
+
+
+def check_feature_names(what: str, x: Any, known: tuple[str, ...]) -> None:
+    """Raise `InputError` if a data frame has other columns than `known`, or in another order."""
+    names = feature_names(x)
+    if not names or not known or names == known:
+        return
+    for name in names:
+        require_name(f"column of the {what}:", name, known)
+    for name in known:
+        if name not in names:
+            raise InputError(f"The {what} lack the column {name!r}.")
+    order = f"{shown(known)}, in this order: take frame[[*dataset.feature_names]]"
+    raise refused(f"Columns of the {what}", names, order)
 
 
 def checked_columns(

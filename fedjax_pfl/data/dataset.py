@@ -8,10 +8,15 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.data.columns import check_frame, checked_columns
+from fedjax_pfl.data.columns import (
+    check_feature_names,
+    check_frame,
+    checked_columns,
+    feature_names,
+)
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels, numbered_classes
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
+from fedjax_pfl.data.vocabulary import Vocabulary, encode, token_ids, tokenize, whole_texts
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import as_array, finite_float32, is_list, require_unmasked
 from fedjax_pfl.utils.errors import InputError, find_name, refused, require, require_whole
@@ -45,6 +50,8 @@ class Dataset:
       task: a name in `TASKS`.
       columns: further values of each sample of the pool, such as its writer: int64 or text [n + m]
         by name. The rule `by_column` makes a client of each value.
+      words: stored id of each word of the texts, for `encode`; empty if the ids are given.
+      feature_names: names of the columns of the training samples' data frame or table, or empty.
     """
 
     name: str
@@ -60,6 +67,8 @@ class Dataset:
     task: str = CLASSES
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
+    words: Mapping[str, int] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         sizes = f"{self.num_train} train" + (f", {self.num_test} test" if self.num_test else "")
@@ -135,6 +144,17 @@ class Dataset:
 
         return token_ids(self.vocabulary, self.vocab_size, texts, rows)
 
+    @checked
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """Return new texts as stored token ids, int32 [n, length], such as `Result.predict` takes.
+
+        Raises:
+          InputError: the data set is none of `ag_news` and `text_csv`.
+        """
+        sources = "one that ag_news or text_csv read, whose words are known"
+        require(len(self.words) > 0, "Data set of new texts", self.name, sources)
+        return encode(map(tokenize, texts), self.words, self.input_shape[0])
+
     def with_vocabulary(self, known: np.ndarray) -> "Dataset":
         """Return the same texts with a model's ids, which are then given."""
 
@@ -152,6 +172,7 @@ class Dataset:
             test_y=test_y,
             vocab_size=int(known.max()) + 1,
             vocabulary=None,
+            words={word: int(known[number]) for word, number in self.words.items()},
         )
 
     def fingerprint(self) -> str:
@@ -256,6 +277,8 @@ def dataset_from_arrays(
         vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
     if task == CLASSES:
         train_y, test_y, class_names = numbered_classes(name, train_y, test_y, tuple(class_names))
+    features = feature_names(train_x)
+    check_feature_names(f"test samples of data set {name!r}", test_x, features)
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
@@ -304,6 +327,7 @@ def dataset_from_arrays(
             name, {} if columns is None else columns, len(train_y) + len(test_y)
         ),
         vocabulary=vocabulary,
+        feature_names=features,
     )
 
 

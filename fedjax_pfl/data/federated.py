@@ -93,6 +93,7 @@ class FederatedData:
       turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
       tokens: int32 [V] or None: the model's id of each stored token id.
       vocabulary: limits by which `tokens` was fitted, or None.
+      feature_names: see `Dataset`.
       scaling: name of the input scaling if it is fitted to training samples; otherwise empty.
       drift: concept drift, or None. The fields above are those of one round (`at_round`).
       num_classes: C; 0 without classes.
@@ -128,6 +129,7 @@ class FederatedData:
     drift: Drift | None = None
     tokens: jax.Array | None = None
     vocabulary: Vocabulary | None = static(default=None)
+    feature_names: tuple[str, ...] = static(default=())
 
     @property
     def num_clients(self) -> int:

@@ -56,8 +56,7 @@ def decode_images(
       count: number of images.
       image_size: (height, width) that every image of another size is resized to (bilinear, with
         anti-aliasing). None: all must have the size of the first.
-      channels: 1 makes all grey, 3 makes all colour; None takes those of the first image, where
-        grey images among colour ones are made colour and the opposite is an error.
+      channels: 1 makes all grey, 3 makes all colour; None makes all grey if every image is.
 
     Returns:
       uint8 [count, height, width, channels].
@@ -69,18 +68,14 @@ def decode_images(
     fits = channels in (None, 1, 3) and not isinstance(channels, bool)
     require(fits, "channels", channels, "1 (grey), 3 (colour) or None")
     out: np.ndarray = np.empty((0, 0, 0, 0), np.uint8)
-    first, all_grey = "", False
+    first = ""
     for i, (what, source) in enumerate(images):
-        pixels, grey = _decode(what, source, image_size, out.shape[3] if i else channels)
-        if i == 0:
-            all_grey = channels is None and grey
+        pixels = _decode(what, source, image_size, channels)
+        if i == 0 or pixels.shape[2] > out.shape[3]:  # the first coloured one after grey ones
             require_memory(f"{count:,} images of {_size(pixels)} pixels", count * pixels.size)
-            first, out = what, np.empty((count, *pixels.shape), np.uint8)
-        if all_grey and not grey:
-            raise InputError(
-                f"{what} is coloured but {first} is grey: give channels=3 "
-                "(--data_option=channels=3) to make all coloured or channels=1 to make all grey."
-            )
+            first = first or what
+            out = np.repeat(out, 3, axis=3) if i else np.empty((count, *pixels.shape), np.uint8)
+            channels = 3 if pixels.shape[2] == 3 else channels
         if pixels.shape != out.shape[1:]:
             raise InputError(
                 f"{what} has {_size(pixels)} pixels (width x height) but {first} has "
@@ -117,7 +112,7 @@ def _decode(what: str, source: bytes | Path, size, channels: int | None):
         if size is not None and (pixels.height, pixels.width) != size:
             pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(pixels)
-    return (pixels[..., None] if pixels.ndim == 2 else pixels), grey
+    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def _check_depth(what: str, image) -> None:

@@ -44,6 +44,8 @@ def read_header(path: Path) -> Header:
             first = next(filter(None, reader), [])
             names = [cell.strip() or f"Unnamed: {k}" for k, cell in enumerate(first)]
             header = Header(names, reader.line_num)
+        if not first:
+            raise InputError(f"{path} is empty: its first row must name the columns.")
         check_separator(path, header.names)
     check_header(path, header.names)
     return header

@@ -4,12 +4,13 @@ A reader gives every token of its files an id, in alphabetical order. Which of t
 and by which ids, is decided where the training samples are known: `token_ids`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 PAD, UNKNOWN, RESERVED = 0, 1, 2
+_PUNCTUATION = str.maketrans({**{mark: f" {mark} " for mark in "'.,()!?"}, ";": " ", ":": " "})
 
 
 class Vocabulary(NamedTuple):
@@ -22,6 +23,25 @@ class Vocabulary(NamedTuple):
 
     max_tokens: int
     min_frequency: int
+
+
+def tokenize(text: str) -> list[str]:
+    """Split an English text into lower-cased words and punctuation marks.
+
+    Quotation marks, colons, semicolons and <br /> are dropped; ' . , ( ) ! ? become tokens.
+    """
+    plain = text.lower().replace('"', "").replace("<br />", " ")
+    return plain.translate(_PUNCTUATION).split()
+
+
+def encode(tokens: Iterable[list[str]], vocabulary: Mapping[str, int], length: int) -> np.ndarray:
+    """Return token ids, int32 [texts, length]: the first tokens, padded with 0 at the end."""
+    rows = list(tokens)
+    ids = np.zeros((len(rows), length), np.int32)
+    for row, text in zip(ids, rows, strict=True):
+        text = text[:length]
+        row[: len(text)] = [vocabulary.get(token, UNKNOWN) for token in text]
+    return ids
 
 
 def token_ids(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.core.requirements import check_validation
+from fedjax_pfl.data.columns import check_feature_names
 from fedjax_pfl.data.scaling import check_stored
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import served
@@ -77,14 +78,16 @@ class Final:
         model, backbone = self._of_client(run, row)
         require_unmasked("samples", samples)
         (task, data), given = complete(federation.network, federation.data), samples
+        check_feature_names("samples", samples, data.feature_names)
         samples = as_array(samples)
         shape = ", ".join(map(str, data.sample_shape))
         require(samples.ndim > 0, "samples", given, f"an array [n, {shape}]")
+        tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
+        ids = "whole numbers, as dataset.encode makes them of texts"
+        kinds, allowed = ("iu", ids) if tokens else ("biuf", "numbers")
+        require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
         fits = samples.shape[1:] == data.sample_shape
         require(fits, "Shape of the samples", samples.shape, f"[n, {shape}]")
-        tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
-        kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
-        require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
         images = data.samples.dtype == np.float32 and len(data.sample_shape) == 3
         fractions = images and float(abs(data.samples).max()) <= 1
         check_stored(samples, data.samples.dtype, fractions)

@@ -37,6 +37,8 @@ from fedjax_pfl.utils.errors import InputError, first_line, require
 from fedjax_pfl.utils.jax_flags import check_jax_flags
 from fedjax_pfl.utils.typing import Tree
 
+WHOLE_BATCHES = "PFLlib trains without incomplete minibatches, as drop_last does"
+
 
 @documented(*GROUPS)
 @checked
@@ -137,6 +139,7 @@ def federate(
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(
             *seen,
+            *[WHOLE_BATCHES] * (partition.rule == "pfllib" and not training.drop_last),
             *groups[InputOptions].notes(dataset, groups[PrivacyOptions].dp != "none"),
             *groups[SharingOptions].notes(plan),
             *groups[DriftOptions].notes(),

@@ -176,6 +176,7 @@ class InputOptions(OptionGroup):
             scaling=scaling if isinstance(scaling, str) and scaling in FITTED else "",
             tokens=None if tokens is None else jnp.asarray(tokens),
             vocabulary=dataset.vocabulary,
+            feature_names=dataset.feature_names,
         )
 
     def notes(self, dataset: Dataset, private: bool) -> list[str]:

@@ -31,7 +31,7 @@ from fedjax_pfl.models.torch_weights import (
     looks_like_torch,
     torch_shape,
 )
-from fedjax_pfl.models.weight_files import read_weights
+from fedjax_pfl.models.weight_files import of_first_seed, read_weights
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_name
@@ -183,7 +183,7 @@ def _arrays(source: Any) -> tuple[dict[str, Any], bool]:
     if isinstance(source, str | Path):
         return read_weights(source)
     if isinstance(source, Broadcast):  # result.final.models()["global"], for each seed
-        return {name: leaf[0] for name, leaf in trees.by_path(source.model).items()}, True
+        return of_first_seed(trees.by_path(source.model)), True
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
     filled = isinstance(source, Mapping) and len(source) > 0
     require(filled, INITIAL, type(source).__name__, allowed)

@@ -1,6 +1,7 @@
 """Files of weights: NPZ and safetensors. Reading them runs no code."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,21 @@ def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndar
         seeds = value.ndim > 0 or name.partition("/")[0] not in shared
         require(seeds, f"{name!r} in {path}", "a single number", "one model for each seed")
     parts = ((name.partition("/"), value) for name, value in arrays.items())
-    return {inner: value[0] for (model, _, inner), value in parts if model in shared and value.size}
+    return of_first_seed(
+        {inner: value for (model, _, inner), value in parts if model in shared and value.size}
+    )
+
+
+def of_first_seed(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of models [seeds, ...], with a warning if there are several."""
+    count = max(map(len, arrays.values()), default=1)
+    if count > 1:
+        warnings.warn(
+            f"initial_model takes the first seed's of {count} global models: another is "
+            "result.model(seed=SEED), or leaf[k] of the leaves of pfl.load_models(FILE)['global'].",
+            stacklevel=2,
+        )
+    return {name: leaf[0] for name, leaf in arrays.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:

@@ -280,7 +280,8 @@ class Result(ResultScores):
 
         Raises:
           InputError: the models were not kept, as the result was read from files; an unknown
-            client, seed or setting; or samples of another shape or type.
+            client, seed or setting; or samples of another shape or type, or with columns of other
+            names, or in another order, than the data set's frame.
         """
         final, run, row = self._place(client, seed, setting)
         predicted = final.predict(run, row, x)
@@ -321,9 +322,9 @@ class Result(ResultScores):
         run = at * self.num_settings + setting
         if client is None:
             return self.final, run, None
-        named = isinstance(client, str)
+        named = isinstance(client, str) and len(self.client_names) > 0
         known: list = list(self.client_names) if named else self.client_ids.tolist()
-        if named and known:
+        if named:
             require_name("client", client, known)
         require(client in known, "client", client, f"one of {shown(known)}")
         return self.final, run, known.index(client)

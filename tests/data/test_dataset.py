@@ -162,6 +162,24 @@ def test_images_of_two_ranges(shape, factor):
     assert dataset_from_arrays("a", x, [0, 1], x / 200, [0, 1]).num_test == 2
 
 
+def test_columns_of_a_frame_in_another_order():
+    frame = pd.DataFrame({"age": [50.0, 60], "cost": [1.0, 2]})
+    assert dataset_from_arrays("a", frame, [0, 1], frame, [0, 1]).feature_names == ("age", "cost")
+    for test, said in [
+        (frame[["cost", "age"]], r"\('age', 'cost'\), in this order: .* got \('cost', 'age'\)"),
+        (frame.rename(columns={"age": "Age"}), r"Unknown column .* 'Age'\. Did you mean 'age'"),
+        (frame[["age"]], "lack the column 'cost'"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            dataset_from_arrays("a", frame, [0, 1], test, [0, 1])
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
+def test_one_hot_labels(kind):
+    with pytest.raises(InputError, match=r"must be \(n,\): labels.argmax\(1\) of one-hot rows"):
+        dataset_from_arrays("a", np.zeros((3, 2)), np.eye(3).astype(kind))
+
+
 def test_pixels_of_a_frame_stay_bytes():
     """Else the default scaling would be that of other numbers."""
     data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=np.uint8)), [0, 1, 1])

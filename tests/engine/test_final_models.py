@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
@@ -99,6 +100,16 @@ def test_predictions_on_images_that_a_client_has_turned(drift):
         assert right == pytest.approx(scored)
 
 
+def test_predictions_of_a_frame_with_another_order_of_columns():
+    frame = pd.DataFrame(np.eye(4, 2), columns=["age", "cost"])
+    dataset = pfl.dataset_from_arrays("a", frame, [0, 1, 0, 1])
+    federation = pfl.federate(dataset, pfl.make_partition("iid", dataset, 1, seed=0), "softmax")
+    result = pfl.simulate(pfl.make_algorithm("local"), federation, 1)
+    np.testing.assert_array_equal(result.predict(0, frame), result.predict(0, frame.to_numpy()))
+    with pytest.raises(InputError, match=r"Columns of the samples .* got \('cost', 'age'\)"):
+        result.predict(0, frame[["cost", "age"]])
+
+
 def test_predictions_that_cannot_be_made(two_rates):
     x = np.zeros((3, 4), np.float32)
     assert two_rates.predict(0, x).shape == (3,)
@@ -106,10 +117,10 @@ def test_predictions_that_cannot_be_made(two_rates):
     assert two_rates.predict(0, x[:0], outputs=True).shape == (0, 3)
     for words, said in [
         ((7, x), r"client must be one of \[0, 1, .*\], got 7"),
-        (("north", x), "Unknown client 'north'"),
+        (("north", x), r"client must be one of \[0, 1, .*\], got 'north'"),
         ((0, x[:, :2]), r"Shape of the samples must be \[n, 4\], got \(3, 2\)"),
         ((0, np.array([["a"] * 4])), "Samples must be numbers"),
-        ((0, [[1], [2, 3]]), r"Shape of the samples must be \[n, 4\]"),
+        ((0, [[1], [2, 3]]), r"samples must be an array \[n, 4\], got"),
     ]:
         with pytest.raises(InputError, match=said):
             two_rates.predict(*words)
@@ -128,7 +139,7 @@ def test_predictions_that_cannot_be_made(two_rates):
     for at, said in [
         ((2, 0), r"run must be a whole number in 0\.\.1, got 2"),
         ((0, 99), r"row must be a whole number in 0\.\.4, got 99"),
-        ((0, 1.5), r"row must be a whole number in 0\.\.4, got 1\.5"),
+        ((0, 1.5), r"row must be a whole number, got 1\.5"),
     ]:
         with pytest.raises(InputError, match=said):
             two_rates.final.predict(*at, x)

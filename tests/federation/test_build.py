@@ -9,6 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.data.dataset import dataset_from_arrays
+from fedjax_pfl.federation.build import WHOLE_BATCHES
 from fedjax_pfl.models.task import LinenTask
 from fedjax_pfl.testing.toys import TanhNetwork, toy_federation
 
@@ -44,6 +45,13 @@ def test_a_partitions_label_map_is_that_of_the_data():
     data = pfl.federate(dataset, partition, "softmax").data
     np.testing.assert_array_equal(data.label_map, swap)
     assert data.class_counts.tolist() == [[1, 1, 0], [1, 0, 1]]
+
+
+def test_incomplete_minibatches_of_pfllibs_clients_are_noted():
+    dataset = dataset_from_arrays("six", np.zeros((6, 4), np.float32), np.arange(6) % 3)
+    partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]], rule="pfllib")
+    assert pfl.federate(dataset, partition, "softmax").notes == (WHOLE_BATCHES,)
+    assert pfl.federate(dataset, partition, "softmax", batch_size=2, drop_last=True).notes == ()
 
 
 @pytest.mark.parametrize("ids", [(1, 1), (1,), (1, 2, 3), (0.2, 0.7), (0, 2**32)])

@@ -26,9 +26,9 @@ from fedjax_pfl.data.sources import (  # noqa: F401 - importing them registers t
     tfds,
 )
 from fedjax_pfl.data.sources.idx import DIGITS
-from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.data.sources.source_registry import SAVEZ, register_dataset
 from fedjax_pfl.data.sources.splits import TEST, TRAIN, VALIDATION, unused_note
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, require
 
 _WORDS: dict[str, str] = dict.fromkeys(("images", "samples", "data", "features", "inputs"), "x")
 _WORDS |= dict.fromkeys(("labels", "label", "targets", "target"), "y")
@@ -94,6 +94,7 @@ def load_npz(
       task: see `dataset_from_arrays`.
       id_columns: columns for the rule `by_column`, such as "user" for user_train and user_test.
     """
+    require(path.suffix != ".npy", "A file of one array", str(path), f"an NPZ file, by {SAVEZ}")
     names = npz_names(path)
     pairs = [_pair(path, names, TRAIN), _pair(path, names, TEST)]
     pairs = [pair or _pair(path, names, VALIDATION) if k else pair for k, pair in enumerate(pairs)]

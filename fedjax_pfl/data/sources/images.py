@@ -39,7 +39,7 @@ def load_folder(
     Args:
       data_dir: the folder.
       image_size: size of all images (see `fedjax_pfl.data.image_decoding.decode_images`).
-      channels: 1 (grey), 3 (colour) or None for those of the first image.
+      channels: 1 (grey), 3 (colour), or None: grey if all images are.
     """
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")

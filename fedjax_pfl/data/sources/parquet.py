@@ -64,7 +64,7 @@ def load_parquet(
     Args:
       data_dir: the folder.
       image_size: size of all images (see `fedjax_pfl.data.image_decoding.decode_images`).
-      channels: 1 (grey), 3 (colour) or None for those of the first image.
+      channels: 1 (grey), 3 (colour), or None: grey if all images are.
       image_column: bytes, or a struct with a field `bytes`; None takes `image` or `img`.
       label_column: integers 0..C-1; None takes `label`, `fine_label` or `labels`.
       num_classes: C; None takes the number of names in the file, else the largest label + 1.

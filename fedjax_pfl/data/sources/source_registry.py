@@ -140,6 +140,7 @@ def not_found(name: str, places: Iterable[Path], *ways: str) -> InputError:
     )
 
 
+SAVEZ = "np.savez('FILE.npz', x_train=x, y_train=y)"
 # The sources that read a file with this ending.
 BY_ENDING = {
     ".csv": ("table", "text_csv"),
@@ -157,8 +158,10 @@ def _path_hint(name: str) -> str | None:
     except (OSError, ValueError):
         return None
     if exists:
-        forms = ("folder",) if Path(name).is_dir() else ("npz", "table")
+        forms = ("folder",) if Path(name).is_dir() else ()
         forms = BY_ENDING.get(Path(name).suffix.lower(), forms)
+        if not forms:
+            return f"No data set reads such files: write arrays by {SAVEZ}, a table as CSV."
         text = " or ".join(f"{form}:{name}" for form in forms)
         return f"There is such a path: write what it holds, as in {text}."
     return "There is no such path either." if "/" in name or "." in name else None

@@ -1,6 +1,7 @@
 """Tables of numbers: CSV and Parquet files with one row per sample."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ def load_table(
         raise InputError(f"No table {data_dir}: give a file .csv or .parquet, or a folder.")
     paths = [*files.train, *files.held_out]
     if paths[0].suffix.casefold() not in ENDINGS:
-        raise InputError(f"No table {data_dir}: give a file .csv or .parquet, or a folder.")
+        raise InputError(f"{data_dir} must end in .csv, with commas between cells, or in .parquet.")
     headers = [read_header(path) for path in paths]
     names = headers[0].names
     ids = column_names(id_columns, names, paths[0])
@@ -118,7 +119,7 @@ def load_table(
     inputs = [table.numbers(features) for table in tables]
     arrays = [array for pair in zip(inputs, labels, strict=True) for array in pair]
     without = [f"without the nameless column {name!r}" for name in unnamed]
-    return dataset_from_arrays(
+    dataset = dataset_from_arrays(
         data_dir.resolve().stem,
         *arrays,
         input_scaling="standard",
@@ -130,6 +131,7 @@ def load_table(
             for name, parts in kept.items()
         },
     )
+    return replace(dataset, feature_names=tuple(features))
 
 
 def _class_numbers(tables: Sequence[_Table], name: str) -> tuple[list[np.ndarray], np.ndarray]:

@@ -7,7 +7,7 @@ marks as tokens, a fixed length. The vocabulary is that of the clients' training
 
 import re
 import sys
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,31 +21,11 @@ from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.data.sources.splits import notes, table_files, unused_note
 from fedjax_pfl.data.tables import nameless
-from fedjax_pfl.data.vocabulary import PAD, RESERVED, UNKNOWN, Vocabulary
+from fedjax_pfl.data.vocabulary import PAD, RESERVED, Vocabulary, encode, tokenize
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 _RESERVED = ("<pad>", "<unk>")
-_PUNCTUATION = str.maketrans({**{mark: f" {mark} " for mark in "'.,()!?"}, ";": " ", ":": " "})
 AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
-
-
-def tokenize(text: str) -> list[str]:
-    """Split an English text into lower-cased words and punctuation marks.
-
-    Quotation marks, colons, semicolons and <br /> are dropped; ' . , ( ) ! ? become tokens.
-    """
-    plain = text.lower().replace('"', "").replace("<br />", " ")
-    return plain.translate(_PUNCTUATION).split()
-
-
-def encode(tokens: Iterable[list[str]], vocabulary: dict[str, int], length: int) -> np.ndarray:
-    """Return token ids, int32 [texts, length]: the first tokens, padded with 0 at the end."""
-    rows = list(tokens)
-    ids = np.zeros((len(rows), length), np.int32)
-    for row, text in zip(ids, rows, strict=True):
-        text = text[:length]
-        row[: len(text)] = [vocabulary.get(token, UNKNOWN) for token in text]
-    return ids
 
 
 class _Texts(NamedTuple):
@@ -192,10 +172,11 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
     if task == NEXT:
         classes = [class_names[number[label]] for part in parts for label in part.labels]
         columns, about = {"label": classes, **columns}, {"task": task}
-    return dataset_from_arrays(
+    dataset = dataset_from_arrays(
         name, *arrays, vocab_size=len(vocabulary) + RESERVED, note=note, columns=columns,
         vocabulary=Vocabulary(max_tokens, min_frequency), **about,
     )  # fmt: skip
+    return replace(dataset, words=vocabulary)
 
 
 def _read(

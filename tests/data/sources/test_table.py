@@ -22,7 +22,7 @@ def test_csv(tmp_path):
     data = load_dataset(f"table:{table(tmp_path)}", id_columns="hospital")
     np.testing.assert_array_equal(data.train_x, np.float32([[50, 1.5], [60, 2], [70, -1000]]))
     assert data.train_y.tolist() == [0, 1, 0]
-    assert data.class_names == ("ill", "well")
+    assert (data.class_names, data.feature_names) == (("ill", "well"), ("age", "dose"))
     assert (data.input_scaling, data.num_test) == ("standard", 0)
     assert data.columns["hospital"].tolist() == [7, 12, 7]
     without = load_dataset("table", tmp_path / "t.csv", skip_columns=["dose"])
@@ -95,6 +95,7 @@ def test_bad_parquet_tables(tmp_path, names, column, message):
         (CSV.replace("age", "dose"), {}, "has 2 columns called 'dose'"),
         (CSV.replace("12,60", "60"), {}, "must have 4 columns in every row, got 3 in .* line 3"),
         ("hospital,age,label\n", {}, "has no rows"),
+        ("", {}, "t.csv is empty: its first row must name the columns"),
     ],
 )
 def test_bad_tables(tmp_path, text, options, message):
@@ -103,6 +104,8 @@ def test_bad_tables(tmp_path, text, options, message):
 
 
 def test_no_table(tmp_path):
+    with pytest.raises(InputError, match=r"t\.tsv must end in \.csv, with commas between cells"):
+        load_dataset("table", table(tmp_path, CSV.replace(",", "\t"), "t.tsv"))
     for place, message in ((tmp_path, "lacks train.csv or"), (tmp_path / "t.csv", "No table")):
         with pytest.raises(InputError, match=message):
             load_dataset("table", place)

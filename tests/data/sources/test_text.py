@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.data.sources.text_source import encode, tokenize
-from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
+from fedjax_pfl.data.vocabulary import Vocabulary, encode, token_ids, tokenize, whole_texts
 from fedjax_pfl.utils.errors import InputError
 
 TRAIN = '"1","Ford cuts","A cut, again."\n"4","The ""chip""","a chip; a cut"\n'
@@ -77,6 +76,18 @@ def test_ag_news(tmp_path, place):
     assert (data.train_y.tolist(), data.test_y.tolist()) == ([0, 3], [1])
     assert (data.train_x.dtype, data.input_scaling, data.num_classes) == (np.int32, "raw", 4)
     assert load_dataset("ag_news", tmp_path).input_shape == (200,)
+
+
+def test_new_texts_have_the_ids_of_the_stored_ones(tmp_path):
+    (tmp_path / "train.csv").write_text(TRAIN)
+    data = load_dataset("ag_news", tmp_path, max_length=5)
+    texts = ["Ford cuts A cut, again.", 'The ""chip"" a chip; a cut']
+    np.testing.assert_array_equal(data.encode(texts), data.train_x)
+    own = fitted(data)
+    np.testing.assert_array_equal(own.encode(texts), own.train_x)
+    assert data.encode(["new cut"])[0].tolist() == [1, data.words["cut"], 0, 0, 0]
+    with pytest.raises(InputError, match=r"Data set of new texts must be .*, got 'digits'"):
+        load_dataset("digits").encode(texts)
 
 
 def test_next_tokens_keep_the_classes_as_a_column(tmp_path):
