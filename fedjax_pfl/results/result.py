@@ -344,7 +344,8 @@ class Result(ResultScores):
         if self.final is None:
             raise InputError(
                 "This result has no models, as it was read from files, joined or selected: "
-                "pfl.load_models reads those of a run's models.npz, or of a file that pfl.save_models wrote."
+                "pfl.load_models reads those of a run's models.npz, or of a file that "
+                "pfl.save_models wrote."
             )
         at, setting = self._run(seed, setting)
         run = at * self.num_settings + setting

@@ -92,7 +92,7 @@ def test_arrays_are_taken_for_numbers_and_lists():
         (lambda: pfl.make_partition("iid"), r"make_partition\(\): missing .* 'dataset'. It takes"),
         (lambda: pfl.models.make_model("cnn", 28, 10), r"input_shape must be a list .*, got 28"),
         (lambda: pfl.save_models(3, {}), "path must be text or a path, got 3"),
-        (lambda: pfl.save_models("m.npz", 3), "models must be a dict, got 3"),
+        (lambda: pfl.save_models("m.npz", 3), "models must be a dict or a Result, such as"),
         (
             lambda: pfl.dataset_from_arrays("a", [[1.0]], [0], columns="c"),
             r"columns must be a dict \(each value an array\) or None, got 'c'",
