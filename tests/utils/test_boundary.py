@@ -99,6 +99,7 @@ def test_arrays_are_taken_for_numbers_and_lists():
         ),
         (lambda: pfl.simulate("fedavg", 3, 1), r"algorithm .* make_algorithm\('fedavg'\) gives"),
         (lambda: pfl.simulate(ALGORITHM, 3, 1), r"federation must be a Federation, .* got 3"),
+        (lambda: pfl.simulate(ALGORITHM, FEDERATION, 1, lr=1), "'lr'. Options of .*pfl.federate"),
         (lambda: pfl.compile_all(3), r"simulations must be a list \(each value a Simulation\)"),
         (lambda: pfl.Adaptation(lr=0.1), r"argument of Adaptation\(\) 'lr'.* 'learning_rate'\?"),
         (lambda: pfl.training.Schedule(step=1), r"Schedule\(\) 'step'. Did you mean 'steps'"),
