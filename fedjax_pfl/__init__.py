@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_pfl._version import __version__
 from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.boundary import name_arguments
 from fedjax_pfl.utils.errors import InputError, OutputError
 
 # isort: split
@@ -86,6 +87,10 @@ __all__ = [
 
 for _class in (Algorithm, Dataset, Federation, Partition, Result, Simulation):
     _guesses.answer_guesses(_class)
+for _part in (core, data, engine, models, options, results, training):
+    for _class in map(vars(_part).__getitem__, _part.__all__):
+        if hasattr(_class, "__dataclass_fields__") and "__init__" in vars(_class):  # its own
+            _class.__init__ = name_arguments(_class.__init__)
 
 
 def __getattr__(name: str) -> Any:

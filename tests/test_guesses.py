@@ -29,6 +29,8 @@ THINGS = {
         ("pfl.register_model", ": write pfl.models.register_model."),
         ("pfl.load_data", ": did you mean load_dataset?"),
         ("result.toCSV", ": write result.to_pandas().to_csv(FILE)."),
+        ("result.worst_clients", ": write result.worst_decile()."),
+        ("pfl.from_pandas", ": write pfl.dataset_from_arrays(NAME, X, Y)."),
         ("result.sumary", ": did you mean summary?"),
         ("result['accuracy']", ": write result.summary()['accuracy']."),
         ("[*result]", "object is not iterable"),

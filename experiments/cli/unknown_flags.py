@@ -43,10 +43,12 @@ def hint(name: str, known: Collection[str], value: str = "") -> str:
       value: what was given to it.
     """
     word = name_matching.normalized(name)
-    if "set" in known and (
-        name in aliases.CAPITALS or name.partition(".")[0] in pfl.core.ALGORITHMS
-    ):
-        return f"A hyperparameter is set as --set={aliases.CAPITALS.get(name, name)}=VALUE."
+    owner, _, key = aliases.CAPITALS.get(name, name).partition(".")
+    if "set" in known and owner in pfl.core.ALGORITHMS:
+        own = {*pfl.core.ALGORITHMS[owner].__dataclass_fields__, *pfl.options.SETTABLE}
+        foreign = aliases.HYPERPARAMETERS.get(owner, {}).get(name_matching.normalized(key))
+        near, *_ = [foreign] if foreign else [*name_matching.suggestions(key, own), "NAME"]
+        return f"A hyperparameter is set as --set={owner}.{near}=VALUE."
     ours = name_matching.find_matches(name, known, aliases.OPTIONS)
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if ours == ["dataset"] and os.path.isdir(value):

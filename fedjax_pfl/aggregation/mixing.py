@@ -315,6 +315,6 @@ def check(weights: np.ndarray, tolerance: float = 1e-5, name: str = "mixing") ->
     require(bool((weights >= -tolerance).all()), "weights", weights.min(), "non-negative")
     sums = weights.sum(-1).ravel()
     worst = float(sums[np.argmax(np.abs(sums - 1))])
-    allowed = "one (mixing.normalize(weights) divides each row by its sum; an algorithm whose rows "
-    allowed += "need not sum to one declares row_stochastic = False)"
+    allowed = "one (mixing.normalize(weights) divides rows by their sums, row_stochastic = False "
+    allowed += "declares others, and a matrix that mixes no models belongs in the state)"
     require(abs(worst - 1) <= tolerance, f"row sums of the {name} matrix", worst, allowed)

@@ -4,12 +4,13 @@ import inspect
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar, dataclass_transform
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.utils import aliases, name_matching
-from fedjax_pfl.utils.boundary import checked
+from fedjax_pfl.utils.boundary import checked, name_arguments
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, shown, unknown_hyperparameter, unknown_name
 from fedjax_pfl.utils.registries import registering
@@ -55,6 +56,7 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
                 f"local training, which every algorithm has. Rename it, to own_{key} for instance."
             )
         cls.name = name
+        cls.__init__ = name_arguments(cls.__init__, partial(_unknown, name))
         return registering("algorithm", ALGORITHMS, name)(cls)
 
     return register
@@ -109,6 +111,19 @@ def algorithm_name(
     raise unknown_name(kind, name, among, hint=hint, user_defined=own)
 
 
+def _unknown(name: str, key: str) -> InputError:
+    """Return the error for an unknown hyperparameter of an algorithm."""
+    known = _names(ALGORITHMS[name])
+    if ours := name_matching.find_matches(str(key), SETTABLE, aliases.OPTIONS):
+        return InputError(
+            f"Unknown hyperparameter of {name!r} {key!r}. {ours[0]} is an option of local "
+            f"training: pfl.federate(..., {ours[0]}=VALUE), or --{ours[0]}=VALUE."
+        )
+    if not known:
+        return InputError(f"Algorithm {name!r} has no hyperparameters, got {key!r}.")
+    return unknown_hyperparameter(name, key, known)
+
+
 def validate(algorithm: Algorithm) -> None:
     """Raise `InputError` for hyperparameters out of range, without effect, or in contradiction."""
     check_ranges(algorithm)
@@ -133,14 +148,7 @@ def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) 
     values = {}
     for key, value in (hyperparameters or {}).items():
         if key not in known:
-            if ours := name_matching.find_matches(str(key), SETTABLE, aliases.OPTIONS):
-                raise InputError(
-                    f"Unknown hyperparameter of {name!r} {key!r}. {ours[0]} is an option of local "
-                    f"training: pfl.federate(..., {ours[0]}=VALUE), or --{ours[0]}=VALUE."
-                )
-            if not known:
-                raise InputError(f"Algorithm {name!r} has no hyperparameters, got {key!r}.")
-            raise unknown_hyperparameter(name, key, known)
+            raise _unknown(name, key)
         values[key] = convert(f"{name}.{key}", value, typing.get_type_hints(cls)[key])
     algorithm = cls(**values)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_pfl.engine.callbacks import Callback, Progress, ProgressCallback, check_takes_progress
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.boundary import checked
 
 ALLOWED = "a function of a Progress, LiveCurves().of(NAME), True for a line of text, or None"
 EVERY = 5.0  # seconds between lines that are not rewritten
@@ -64,6 +65,7 @@ class LiveCurves:
       every: seconds between two pictures.
     """
 
+    @checked
     def __init__(self, every: float = 3.0):
         self.every = every
         self.results: dict[str, Result] = {}

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_pfl.utils.conversions import convert, number
 from fedjax_pfl.utils.errors import find_name, require, require_whole, unknown_name
+from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.structs import check_needs
 
 WORDS = (str, bool, int, float)  # types that can be written as one word
@@ -190,7 +191,9 @@ def gathered(
     known = {name: group for group in groups for name in declared(group)}
     for name in values:
         if name not in known:
-            raise unknown_name(f"option of {taker}", name, known)
+            own = "model_options" in known and not suggestions(name, known)
+            hint = f"Is it an entry of model_options={{{name!r}: VALUE}}?" if own else None
+            raise unknown_name(f"option of {taker}", name, known, hint=hint)
     return {
         group: group(
             **{name: value for name, value in values.items() if known[name] is group}

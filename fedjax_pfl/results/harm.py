@@ -117,7 +117,7 @@ def gains(
     for one in (result, baseline):
         one.require_scores()
         require(one.num_settings == 1, "number of settings", one.num_settings,
-                "1, to be compared: run the chosen values without `settings`")  # fmt: skip
+                "1, to be compared: take result.select(NAME=VALUE)")  # fmt: skip
     measure = result.measure()
     result.require_same_samples(baseline)
     if measure != baseline.measure():

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedjax_pfl.results.result import Result
-from fedjax_pfl.results.result_files import GROUPS
+from fedjax_pfl.results.result_files import BY_RUN
 from fedjax_pfl.utils.errors import InputError
 
-BY_SEED = [name for name in GROUPS if name != "settings"]  # dicts of arrays [S, ...]
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
 EQUAL += ("client_names", "measures", "item_bytes", "privacy", "partition_hash")
 EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds")
@@ -36,7 +35,7 @@ def join_seeds(results: Sequence[Result]) -> Result:
     seeds = tuple(seed for result in results for seed in result.seeds)
     if len(set(seeds)) < len(seeds):
         raise InputError(f"Results can't be joined that have seeds in common: {list(seeds)}.")
-    groups = {name: [getattr(result, name) for result in results] for name in BY_SEED}
+    groups = {name: [getattr(result, name) for result in results] for name in BY_RUN}
     weights = [len(result.seeds) for result in results]
     paces = [result.seconds_per_round for result in results]
     return replace(
@@ -71,7 +70,7 @@ def _check_joinable(first: Result, other: Result) -> None:
         if not np.array_equal(getattr(first, name), getattr(other, name))
     ]
     differ += [
-        name for name in BY_SEED if getattr(first, name).keys() != getattr(other, name).keys()
+        name for name in BY_RUN if getattr(first, name).keys() != getattr(other, name).keys()
     ]
     swept = first.settings.keys() == other.settings.keys() and all(
         np.array_equal(values, other.settings[name]) for name, values in first.settings.items()

@@ -7,6 +7,7 @@ A file holds one array for each leaf, under its path: `NAME/COLLECTION/LAYER/LEA
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.npz import npz_names, read_npz
+from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require
@@ -24,23 +26,29 @@ AXES = "axes"
 
 
 @checked
-def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> None:
+def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast] | Result) -> None:
     """Write models to an NPZ file.
 
     Args:
       path: a name that ends in ".npz"; an existing file is replaced.
-      models: by name, as `Result.final.models()` gives them without a sweep: leaves [seed,
-        client, ...], or a `Broadcast` model with leaves [seed, ...]. Floating types that NumPy
-        lacks, such as bfloat16, are stored as float32.
+      models: a result without a sweep, or its models by name, as `Result.final.models()` gives
+        them: leaves [seed, client, ...], or a `Broadcast` model with leaves [seed, ...]. Floating
+        types that NumPy lacks, such as bfloat16, are stored as float32.
 
     Raises:
-      InputError: the path has another ending, or a model has the name "axes".
+      InputError: the path has another ending, a model has the name "axes", or a result has no
+        models or those of several settings.
       OutputError: it can't be written; an existing file stays unchanged.
     """
     path = Path(path)
     require(path.suffix == ".npz", "Path of a model file", str(path), "a name that ends in .npz")
+    named: Any = models
+    if isinstance(models, Result):
+        count = models.num_settings
+        require(count == 1, "number of settings", count, "1, as files of models have no axis of it")
+        named = models._place(None, None, 0)[0].models()
     arrays = {}
-    for name, model in models.items():
+    for name, model in named.items():
         require(name != AXES and "/" not in name, "Name of a model", name, "not 'axes', without /")
         is_shared = isinstance(model, Broadcast)
         arrays[f"{AXES}/{name}"] = np.array("seed" if is_shared else "seed,client")

@@ -205,7 +205,7 @@ def mixing_heatmaps(
     matrices = matrices[..., ::step, ::step].astype(float)
     matrices = np.broadcast_to(matrices, (count, rows, *[matrices.shape[-1]] * 2))
     extent = (-0.5, n - 0.5, n - 0.5, -0.5)
-    size = (_PANEL * columns + 1.2, _PANEL * rows * lines + 0.7)
+    size = (_PANEL * columns + 1.2, _PANEL * rows * lines + 0.8)
     figure = canvas(*size)
     grid = figure.subplots(rows * lines, columns, squeeze=False, sharex=True, sharey=True)
     for unused in grid[-rows:, count - columns * (lines - 1) :].flat:

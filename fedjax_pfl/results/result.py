@@ -1,7 +1,7 @@
 """The result of a simulation: measurements, summaries, files."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,10 @@ from fedjax_pfl.results import (
     significance,
 )
 from fedjax_pfl.results.model_names import PERSONALIZED
+from fedjax_pfl.results.result_files import BY_RUN
 from fedjax_pfl.results.result_scores import ResultScores
 from fedjax_pfl.utils.boundary import checked
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require, require_name, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from fedjax_pfl.utils.typing import Tree
@@ -82,6 +84,33 @@ class Result(ResultScores):
 
     def __repr__(self) -> str:
         return result_summary.one_line(self)
+
+    @checked
+    def select(self, **values: Any) -> "Result":
+        """Return the result of one setting of a sweep; its models stay with the whole result.
+
+        Args:
+          **values: swept values by name, such as `top_k=5`, that exactly one setting has.
+
+        Raises:
+          InputError: a name that was not swept, or values of no setting or several.
+        """
+        found = np.ones(self.num_settings, bool)
+        for name, value in values.items():
+            require_name("swept value", name, self.settings)
+            found &= np.isclose(self.settings[name], convert(name, value, float))
+        names = "; ".join(result_table.setting_names(self))
+        require(found.sum() == 1, "values", values, f"those of just one of {names}")
+        at = slice(int(found.argmax()), int(found.argmax()) + 1)
+        whole = vars(self)
+        chosen = {name: {key: x[:, at] for key, x in whole[name].items()} for name in BY_RUN}
+        chosen |= {name: whole[name][:, at] for name in ("copies_up", "copies_down")}
+        chosen["settings"] = {name: swept[at] for name, swept in self.settings.items()}
+        if self.privacy:
+            own = {name: self.privacy[name][at] for name in ("clip", "noise")}
+            chosen["privacy"] = self.privacy | own
+        remarks = self.setting_remarks[at]
+        return replace(self, **chosen, setting_remarks=remarks, final=None)
 
     @checked
     def summary(self, setting: int = 0) -> dict[str, Any]:
@@ -315,8 +344,9 @@ class Result(ResultScores):
         """Return the final state, and the indices of a run and a client (None for None)."""
         if self.final is None:
             raise InputError(
-                "This result has no models, as it was read from files or joined: pfl.load_models "
-                "reads those of a run's models.npz, or of a file that pfl.save_models wrote."
+                "This result has no models, as it was read from files, joined or selected: "
+                "pfl.load_models reads those of a run's models.npz, or of a file that "
+                "pfl.save_models wrote."
             )
         at, setting = self._run(seed, setting)
         run = at * self.num_settings + setting

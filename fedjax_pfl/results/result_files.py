@@ -23,6 +23,7 @@ from fedjax_pfl.utils.errors import InputError, shown
 
 PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = tuple(f.name for f in fields(ResultFields) if f.type == dict[str, np.ndarray])
+BY_RUN = [name for name in GROUPS if name != "settings"]  # dicts of arrays [S, H, ...]
 TUPLES = tuple(f.name for f in fields(ResultFields) if get_origin(f.type) is tuple)
 DIGEST = "digest"
 OLDER = ("0.4",)  # versions whose results can be read

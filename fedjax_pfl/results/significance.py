@@ -224,7 +224,8 @@ def ranking(results: Mapping[str, Mapping[str, ResultScores]], model: str, split
             )
         for one in rows.values():
             one.require_scores()
-            require(one.num_settings == 1, "number of settings", one.num_settings, "1")
+            require(one.num_settings == 1, "number of settings", one.num_settings,
+                    "1: take result.select(NAME=VALUE)")  # fmt: skip
             rows[names[0]].require_same_samples(one)
         values = [rows[name].values(model, split)[:, 0, -1].astype(float) for name in names]
         common = np.logical_and.reduce([~np.isnan(one).any(axis=0) for one in values])

@@ -187,8 +187,8 @@ def check_matrices(algorithm: Algorithm, federation: Federation, rounds: int) ->
             found = same.all(axis=-1).any(axis=-1)
             assert found.all(), (
                 f"the recorded matrix {name!r} of round {t + 1} has rows that no function of "
-                "`mixing` was given: record the matrix that the models were mixed with, and keep "
-                "others in the state"
+                "`mixing` was given: record the matrix that the models were mixed with; numbers of "
+                "clients or of the round are clients= and scalars=; others stay in the state"
             )
 
 

@@ -103,6 +103,7 @@ OPTIONS = _inverted(
         "init_from": "externalmodelparamsfile initmodel initweights loadmodel modelpath pretrained "
         "pretrainedmodel pretrainedpath weights",
         "inner_steps": "k",
+        "input_scaling": "normalize scale standardize",
         "learning_rate": "lr locallr locallearningrate clientlr clientlearningrate",
         "learning_rate_decay": "lrdecay ld ldg learningratedecaygamma lrdecayperround",
         "local_epochs": "ls le localepoch localep epochs numepochs clientepochs numlocalepochs",

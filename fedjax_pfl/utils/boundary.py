@@ -51,8 +51,7 @@ def checked(function: F) -> F:
     The decorated function raises `InputError` for a value of a type that its annotation excludes,
     and for arguments that are unknown, missing or given twice.
     """
-    signature = inspect.signature(function)
-    name_of_call = function.__qualname__.removesuffix(".__init__").rpartition(".")[-1]
+    signature, named = inspect.signature(function), name_arguments(function)
 
     @functools.cache  # at the first call: annotations may name what is defined later
     def hints() -> Mapping[str, Any]:
@@ -66,33 +65,63 @@ def checked(function: F) -> F:
     def call(*args: Any, **keywords: Any) -> Any:
         try:
             bound = signature.bind_partial(*args, **keywords)
-        except TypeError as error:
-            raise _misfit(name_of_call, signature, keywords, error) from None
+        except TypeError:
+            return named(*args, **keywords)  # which says what does not fit
         for name, value in bound.arguments.items():
             if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 numbers = {k: _without_array(v, most=0) for k, v in value.items()}
                 bound.arguments[name] = numbers
             elif name in hints():
                 bound.arguments[name] = _checked(name, value, hints()[name])
+        return named(*bound.args, **bound.kwargs)
+
+    return typing.cast(F, call)
+
+
+def name_arguments(function: F, unknown: Callable[[str], InputError] | None = None) -> F:
+    """Let a function raise `InputError` for arguments that are unknown, missing or given twice.
+
+    Their types are not checked: those of a dataclass may be traced.
+
+    Args:
+      function: the function.
+      unknown: returns the error for an unknown argument, by default with the nearest name.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
         try:
-            bound = signature.bind(*bound.args, **bound.kwargs)
-        except TypeError as error:
-            raise _misfit(name_of_call, signature, {}, error) from None
-        return function(*bound.args, **bound.kwargs)
+            return function(*args, **keywords)
+        except TypeError:
+            signature = inspect.signature(function)
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                called = function.__qualname__.removesuffix(".__init__").rpartition(".")[-1]
+                raise _misfit(called, signature, keywords, error, unknown) from None
+            raise
 
     return typing.cast(F, call)
 
 
 def _misfit(
-    function: str, signature: inspect.Signature, keywords: Iterable[str], error: TypeError
+    function: str,
+    signature: inspect.Signature,
+    keywords: Iterable[str],
+    error: TypeError,
+    unknown: Callable[[str], InputError] | None,
 ) -> InputError:
     """Return an `InputError` for arguments that are unknown, missing, or given twice."""
     known = [str(p).partition(":")[0] for p in signature.parameters.values()]
     names = [name for name in known if name not in ("self", "cls")]
-    for name in keywords:
+    for name in () if "**" in str(known) else keywords:
         if name not in signature.parameters:
+            if unknown is not None:
+                return unknown(name)
             held = re.search(r"(\w+): [\w.]*Mapping\[str, [\w.]*Any", str(signature))
             hint = None
+            if function in ("simulate", "Simulation") and not suggestions(name, names):
+                hint = "Options of the model and of local training are those of pfl.federate."
             if held is not None and not suggestions(name, names):
                 hint = f"Is it an entry of {held[1]}={{{name!r}: VALUE}}?"
             return unknown_name(f"argument of {function}()", name, names, hint=hint)

@@ -264,7 +264,7 @@ def test_check():
 def test_rows_of_half_precision(low):
     """Rows of 1/3 sum to one in their own type only; computed weights and products have more."""
     thirds = jnp.full((3, 3), 1 / 3, low)
-    with pytest.raises(InputError, match="row sums of the mixing matrix must be one"):
+    with pytest.raises(InputError, match=r"mixing matrix must be one .* belongs in the state"):
         mixing.check(thirds)
     assert mixing.normalize(thirds).dtype == jnp.float32
     models = stack(3)

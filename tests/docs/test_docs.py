@@ -133,7 +133,8 @@ def test_hyperparameters_and_their_defaults(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_batch_norm_policy(name):
     policies = re.findall(r"^- Batch-norm: `(\w+)`", read(name), re.MULTILINE)
-    assert policies == [pfl.core.ALGORITHMS[name].batch_norm]
+    own = pfl.core.ALGORITHMS[name].batch_norm
+    assert policies == [own], f"docs/algorithms/{name}.md needs the line '- Batch-norm: `{own}`.'"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -41,7 +41,7 @@ def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     steps = names["own"].curve()[0, :, -1]  # local training and FedAvg are its limits
     local, fedavg = (names["results"][name].curve()[0, 0, -1] for name in ("local", "fedavg"))
     np.testing.assert_allclose(steps[[0, -1]], [local, fedavg], atol=0.02)
-    loaded = pfl.Result.load(tmp_path / "feddwa_result")
+    loaded = pfl.Result.load(names["folder"])
     np.testing.assert_array_equal(loaded.curve(), names["results"]["feddwa"].curve())
     assert shown["save"].shape == (5,)
     assert "rate 0.1, top 2: validation" in capsys.readouterr().out

@@ -170,6 +170,8 @@ def test_flags_without_a_counterpart(capsys):
         "--gpu=0": "It is not needed here: JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or ",
         "-pls=3": "--set=fedrep.head_epochs=VALUE, --set=ditto.personal_epochs=VALUE.",
         "--top_k=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
+        "--feddwa.topk=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
+        "--fedprox.mu=3": "--set=fedprox.proximal_weight=VALUE.",
         "--feddwa.top_k=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
         "-M=4": "flag 'M'. A hyperparameter is set as --set=fedfomo.downloads=VALUE.\n",
         "-m=cnn": "flag 'm'. It is --model here.\n",

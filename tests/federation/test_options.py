@@ -77,6 +77,10 @@ def test_an_unknown_option_is_told_the_nearest():
     text = r"^Unknown option of federate 'participation_fraction'. Did you mean 'participation'\?"
     with pytest.raises(pfl.InputError, match=text):
         federation(participation_fraction=0.5)
+    with pytest.raises(pfl.InputError, match=r"an entry of model_options=\{'hidden': VALUE\}\?"):
+        federation(hidden=32)
+    with pytest.raises(pfl.InputError, match="Did you mean 'input_scaling'"):
+        federation(standardize=True)
 
 
 def test_a_federation_remembers_its_local_training():

@@ -34,6 +34,17 @@ def test_axes_have_names():
     assert whole["copies_up"].dims[-1] == "block" and whole.attrs["algorithm"] == "feddwa"
 
 
+def test_one_setting_is_selected():
+    whole, one = result(), result().select(learning_rate=0.3)
+    assert "learning_rate=0.3" in one.table()
+    assert one.summary() == whole.summary(1)
+    np.testing.assert_array_equal(one.traffic()["up"], whole.traffic()["up"][:, 1:])
+    assert one.gains(one).seeds == (0, 4) and one.matrices["mixing"].shape[:2] == (2, 1)
+    for values in ({}, {"learning_rate": 0.2}, {"learning_rates": 0.3}):
+        with pytest.raises(pfl.InputError, match=r"learning_rate=0.1; learning_rate=0.3|Did you"):
+            whole.select(**values)
+
+
 @pytest.mark.costly
 def test_a_row_for_each_seed_setting_round_and_client():
     frame, one = result().to_pandas(), result()

@@ -1,11 +1,15 @@
 """Saved models come back as they were, and other files are refused."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.model_files import load_models, model_axes, save_models
+from tests.experiments.written_runs import finals, write_run
 
 
 @pytest.fixture
@@ -37,6 +41,18 @@ def test_keys_are_the_documented_ones(tmp_path, models):
         assert file["personalized/params/fc_0/kernel"].shape == (2, 5, 4, 3)
         assert file["global/params/fc_0/kernel"].shape == (2, 4, 3)
         assert str(file["axes/global"]) == "seed"
+
+
+def test_a_result_is_written(tmp_path, models):
+    write_run(tmp_path / "run", "fedavg", finals([0.5], [0.6]), [0, 1])
+    result = pfl.Result.load(tmp_path / "run")
+    kept = replace(result, final=SimpleNamespace(models=lambda: models))
+    save_models(tmp_path / "models.npz", kept)
+    assert set(load_models(tmp_path / "models.npz")) == {"personalized", "global"}
+    swept = replace(kept, copies_up=result.copies_up.repeat(2, axis=1))
+    for one, message in ((swept, "settings must be 1"), (result, "has no models")):
+        with pytest.raises(pfl.InputError, match=message):
+            save_models(tmp_path / "models.npz", one)
 
 
 def test_types_numpy_lacks_and_lists(tmp_path):
