@@ -19,11 +19,12 @@ from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.intervals import mean_with_interval
+from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import MISSING, Table
 from fedjax_pfl.utils.metric_names import ACCURACY
 from tools import arguments, leaderboard_pictures
 from tools.benchmark.cases import of_fedavg
-from tools.leaderboard_board import Board, by_client, edges, harmed, scores
+from tools.leaderboard_board import Board, by_client, edges, harmed, remarks, scores
 from tools.leaderboard_cells import MOMENTS, kept, rows, tasks
 
 CIFAR = "CIFAR-10 (JPEG, 125 images, `cnn`, one local epoch, the first rows alone)"
@@ -111,7 +112,8 @@ Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Wors
 of clients. Harmed: percent of [pairs](../comparing.md#harmed-clients) of client and seed that are
 worse than `local` as received, or FedAvg's trained model, by more than a standard error; of equal
 models about 25. MB: up and down, of a client in a round of the first setting. Round: its time
-divided by FedAvg's (within a third it is noise); Compile: seconds, on {machine}.{edges}
+divided by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Own: a client's
+weight on its own model in the last rounds, where recorded; at 1 it trains alone.{edges}{remarks}
 
 {overall}
 
@@ -170,7 +172,7 @@ def overall(board: Board, measured: Timings) -> Table:
     heading = ["Algorithm", "Rank", "Range", *(f"{m}" for m in ("Received", "Trained", "Chosen")),
                "Worst, received", "Worst, trained", "Harmed vs local, received",
                "Harmed vs local, trained", "Harmed vs FedAvg, received",
-               "Harmed vs FedAvg, trained", "MB", "Round", "Compile"]  # fmt: skip
+               "Harmed vs FedAvg, trained", "Own", "MB", "Round", "Compile"]  # fmt: skip
     ranking, body = board.ranking("chosen", board.names, board.settings), []
     for k, name in enumerate(board.names):
         own = [board.cells[s, name] for s in board.settings]
@@ -181,11 +183,12 @@ def overall(board: Board, measured: Timings) -> Table:
         for base, at in (("local", "received"), ("fedavg", "trained")):
             line += [np.mean([harmed(one, m, board.cells[one.setting, base], at) for one in own])
                      for m in MOMENTS]  # fmt: skip
-        ranks = ranking.ranks[:, k]
+        ranks, itself = ranking.ranks[:, k], board.self_weight(name)
         body.append([
             f"[`{name}`](../algorithms/{name}.md){' *' * board.changed(name)}",
             f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
             *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
+            MISSING if np.isnan(itself) else f"{itself:.2f}",
             f"{own[0].mb_up + own[0].mb_down:.2f}",
             *(MISSING if name not in known else f"{known[name]:{form}}"
               for known, form in ((measured.rounds, ".2f"), (measured.compile, ".1f"))),
@@ -220,6 +223,12 @@ def conclusions(board: Board) -> str:
         f"chosen for each, all rows are between {chosen[last]:.1f} (`{last}`) and "
         f"{chosen[top]:.1f} % (`{top}`), `local` at {chosen['local']:.1f}."
     ]
+    alone = [name for name in board.names if board.self_weight(name) > LOCAL]
+    if alone:
+        found.append(
+            f"Near `local` for a reason: clients of {listed(alone)} end with more than {LOCAL:.0%} "
+            "of the weight on their own models, so that these rows are local training in effect."
+        )
     groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
     for settings, moment in itertools.product(groups, ("chosen", *MOMENTS)):
         names = board.scored(settings)
@@ -227,16 +236,12 @@ def conclusions(board: Board) -> str:
         ranks = dict(sorted(zip(names, ranking.mean_ranks, strict=True), key=lambda one: one[1]))
         order, reach = list(ranks), ranking.critical_difference()
         worse = [name for name in order if ranks[name] > ranks[order[0]] + reach]
-        told = {name: p for name, (_, p) in ranking.wilcoxon("fedavg").items() if p < 0.05}
-        possible = 2 ** (1 - len(settings)) * (len(names) - 1) < 0.05  # the smallest, by Holm
         found.append(
             f"**{moment.capitalize()}, {len(names)} rows in {len(settings)} settings.** Friedman's "
             f"test: p = {ranking.friedman().p_value:.1g}. By Nemenyi's critical difference at 5 %, "
             f"{reach:.1f} ranks, {listed(worse) or 'no row'} can be told apart from the first, "
-            f"{listed(order[:1])}. Against FedAvg, Wilcoxon's test with Holm's correction tells "
-            f"apart {listed(told) or 'none'}" + (
-                "." if possible else ", as it must with so many rows in so few settings.")
-        )  # fmt: skip
+            f"{listed(order[:1])}."
+        )
     return "\n\n".join(found)
 
 
@@ -263,7 +268,7 @@ def claims(board: Board) -> str:
     return "\n".join(found)
 
 
-def listed(names: Sequence[str] | dict[str, float]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return names as inline code."""
     return ", ".join(f"`{name}`" for name in names)
 
@@ -293,7 +298,7 @@ def write(folder: Path, board: Board) -> None:
         asked=len({one.algorithm for one in board.tasks}),
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
         conclusions=conclusions(board),
-        claims=claims(board), edges=edges(board),
+        claims=claims(board), edges=edges(board), remarks=remarks(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {' | '.join(SETTINGS[s])} |" for s in board.finished),
         machine=measured.machine,

@@ -1,5 +1,7 @@
 """What the leaderboard compares: complete settings, their rows, and the rows' ranks."""
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.results.significance import FEWEST, Ranking
 from tools.leaderboard_cells import FIRST, MOMENTS, Cell, Cells, Task, missing, rows
 
+NEARLY = "self-weight"  # is in the remark on it
 ENOUGH = 0.9  # of the first rows, for a setting to count
 
 
@@ -80,6 +83,12 @@ class Board:
                  for s in settings]  # fmt: skip
         return Ranking(names, settings, np.array(means))
 
+    def self_weight(self, name: str) -> float:
+        """Return clients' mean weight on their own models, NaN if it is not recorded."""
+        own = [self.cells[s, name] for s in self.settings]
+        weights = [one.scores[chosen_moment(one)].self_weight for one in own]
+        return float(np.mean([np.nan if one is None else one for one in weights]))
+
     def hours(self) -> dict[str, float]:
         """Return the CPU hours of the cells that are missing, by setting; NaN where none is known.
 
@@ -145,3 +154,21 @@ def edges(board: Board) -> str:
     return f" Values beyond those tried may suit rows that choose most often the {text}." * bool(
         text
     )
+
+
+def remarks(board: Board) -> str:
+    """Return a sentence on what results say of themselves, beside a weight near 1."""
+    found: Counter[tuple[str, str]] = Counter()
+    for name in board.names:
+        own = [board.cells[s, name] for s in board.settings]
+        said = itertools.chain(*(one.scores[chosen_moment(one)].remarks or [] for one in own))
+        found.update((name, kind(text)) for text in said if NEARLY not in text)
+    lines = [f"`{name}`: {text} ({k} of {len(board.settings)} settings)"
+             for (name, text), k in found.items()]  # fmt: skip
+    return f" Results' own remarks: {'; '.join(lines)}." * bool(lines)
+
+
+def kind(remark: str) -> str:
+    """Return a remark without the clients, rounds and numbers of seeds that it names."""
+    text = re.sub(r" of (clients? |\d+ clients ).*? were not finite .*", " were not finite", remark)
+    return re.split(r" in \d+ of | from round ", text)[0]

@@ -142,11 +142,15 @@ class Scores:
       chosen: value by name.
       command: repeats the final runs.
       accuracies: [S, N], of the clients' test samples; NaN without a model.
+      self_weight: clients' mean weight on their own models in the last rounds; None if unknown.
+      remarks: of the result on itself, such as "no cluster was split"; None if unknown.
     """
 
     chosen: dict[str, str]
     command: str
     accuracies: list[list[float]]
+    self_weight: float | None = None
+    remarks: list[str] | None = None
 
     @property
     def by_client(self) -> np.ndarray:

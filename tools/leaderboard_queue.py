@@ -25,6 +25,7 @@ from experiments.cli import shell
 from experiments.cli.simulating import Stopper
 from experiments.grid.axes import Program, setting_words
 from experiments.run import cache_programs
+from fedjax_pfl.results.notes import aggregation_remarks, last_self_weight, nonfinite_remarks
 from tools.leaderboard_cells import (
     MOMENTS,
     SEED,
@@ -64,30 +65,38 @@ def measured(task: Task, words: Sequence[str], folder: Path, stop: Stopper) -> C
             values = 100 * result.curve(model, "validation")[0, :, -1].astype(float)
             validation[moment] += np.round(values, 3).tolist()
     best = {name: int(np.nan_to_num(one, nan=-1).argmax()) for name, one in validation.items()}
-    output = folder / "final"
-    (output / "results").mkdir(parents=True)
-    scores, results = {}, []
-    for moment, model in MOMENTS.items():
-        program, inside = tried[best[moment]]
-        both = [tried[k][1] for k in sorted(set(best.values())) if tried[k][0] is program]
-        config = program.config.replace(seed=SEED + 1, num_seeds=SEEDS)
-        final = replace(program, inside=both, config=config)
-        result = sweep.run_program(final, output, stop)  # read, if it is the other moment's
-        chosen = {**program.fixed, **inside}
-        scores[moment] = Scores(
-            chosen,
-            f"python -m experiments.run {shlex.join([*explicit(config), *setting_words(inside)])}",
-            np.round(result.values(model)[:, both.index(inside), -1].astype(float), 4).tolist(),
-        )
-        results.append((result, both.index(inside)))
-    result, at = results[0]
-    sent = result.traffic_mb_per_client_round(at)
+    finals = {
+        moment: scored(*tried[k], moment, folder / str(k), stop) for moment, k in best.items()
+    }
+    result, scores = finals["received"][0], {moment: one for moment, (_, one) in finals.items()}
+    sent, names = result.traffic_mb_per_client_round(), scores["received"].chosen
     return Cell(
         task.algorithm, task.setting, task.revision, pfl.__version__, task.command,
-        {name: [{**p.fixed, **inside}[name] for p, inside in tried] for name in chosen},
+        {name: [{**p.fixed, **inside}[name] for p, inside in tried] for name in names},
         validation, scores, list(result.seeds), np.asarray(result.test_sizes).tolist(),
         round(sent["up"], 4), round(sent["down"], 4), round(time.process_time() - began, 1),
     )  # fmt: skip
+
+
+def scored(
+    program: Program, inside: dict[str, str], moment: str, output: Path, stop: Stopper
+) -> tuple[pfl.Result, Scores]:
+    """Run a combination with the seeds of the scores, alone, as its command does.
+
+    Args:
+      output: for the result, or with it.
+    """
+    config = program.config.replace(seed=SEED + 1, num_seeds=SEEDS)
+    (output / "results").mkdir(parents=True, exist_ok=True)
+    result = sweep.run_program(replace(program, inside=[inside], config=config), output, stop)
+    own = last_self_weight(result)
+    return result, Scores(
+        {**program.fixed, **inside},
+        f"python -m experiments.run {shlex.join([*explicit(config), *setting_words(inside)])}",
+        np.round(result.values(MOMENTS[moment])[:, 0, -1].astype(float), 4).tolist(),
+        None if own is None else round(own, 3),
+        aggregation_remarks(result) + nonfinite_remarks(result),
+    )
 
 
 def _interrupted(place: str, number: int) -> None:

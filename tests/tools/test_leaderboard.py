@@ -60,9 +60,9 @@ def test_the_table_has_every_algorithm_with_values_that_it_takes(tmp_path, monke
     text = leaderboard_cells.TABLE.read_text()
     for wrong, said in (
         (text.replace("[local]\n", ""), "of each algorithm: see local"),
-        (text.replace("top_k=2,5,10", "top_k=0,5,10"), "top_k"),
-        (text.replace("top_k=2", "topk=2"), "top_k"),
-        (text.replace('from = "paper: 5', 'form = "paper: 5'), "see feddwa"),
+        (text.replace("epochs=2,4,8", "epochs=0,4,8"), "guidance_epochs"),
+        (text.replace("guidance_epochs=2", "guidanceepochs=2"), "guidance_epochs"),
+        (text.replace('from = "paper, Figure 3', 'form = "paper'), "see feddwa"),
     ):
         (tmp_path / "rows.toml").write_text(wrong)
         monkeypatch.setattr(leaderboard_cells, "TABLE", tmp_path / "rows.toml")
@@ -173,6 +173,10 @@ def test_the_page(tmp_path, monkeypatch):
     found |= {(one.setting, one.algorithm): cell(one, (0.9, 0.8), (0.9, 0.8)) for one in few}
     del found["drift", "fedprox"]
     found |= {at: replace(one, revision="0.1") for at, one in found.items() if "features" in at}
+    for at, one in found.items():
+        if at[1] == "fedprox":
+            own = replace(one.scores["received"], self_weight=0.97, remarks=["a in 2 of 3", "b"])
+            found[at] = replace(one, scores={**one.scores, "received": own})
     ratios = [{"what": of_fedavg("fedprox"), "value": 2.4}]
     timings = {"timings": {"fedprox": {"prepare": 4.04}}, "machine": {"processor": "a CPU"}}
     timings |= {"ratios": ratios, "quick": False}
@@ -182,7 +186,15 @@ def test_the_page(tmp_path, monkeypatch):
     assert "3 of 4 algorithms in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
-    assert row.endswith("| 0.40 | 2.40 | 4.0 |")
+    assert (
+        row.endswith("| 0.97 | 0.40 | 2.40 | 4.0 |") and "`fedprox`: b (5 of 5 settings)." in page
+    )
+    assert "clients of `fedprox` end with more than 95% of the weight on their own" in page
+    assert "own remarks: `fedprox`: a (5 of 5 settings);" in page
+    finite = "the aggregated values of {} were not finite and were not used, first in round 3"
+    for who in ("client 3", "clients 3, 7 (b, c)", "12 clients (0, 1, ...)"):
+        said = leaderboard_board.kind(finite.format(who))
+        assert said == "the aggregated values were not finite"
     assert "Drift |" not in page and "| `local` | 85.00 ± 0.00 |" in page
     assert "FedAvg's model is at 55.0 % as the client received it, and at 70.0 % after one" in page
     assert "marked *: `local`, `fedprox`, `fedavg`." in page and "took 0.2 CPU hours" in page
