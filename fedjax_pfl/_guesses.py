@@ -38,7 +38,7 @@ INSTEAD = {
         "result.accuracy()": "acc accuracies testacc testaccuracy",
         "result.curve()": "curves history",
         "result.scores": "loss losses testloss",
-        "result.headline('best')": "best bestaccuracy bestround",
+        "result.headline('best')": "best bestaccuracy",
         "result.worst_decile()": "worst worstaccuracy worstclients",
         "result.predict(0, x, outputs=True)": "predictproba",
         "result.to_pandas()": "dataframe df frame todataframe todf",

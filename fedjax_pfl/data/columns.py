@@ -67,8 +67,11 @@ def feature_names(x: Any) -> tuple[str, ...]:
     return names if all(isinstance(name, str) for name in names) else ()
 
 
-def check_feature_names(what: str, x: Any, known: tuple[str, ...]) -> None:
-    """Raise `InputError` if a data frame has other columns than `known`, or in another order."""
+def check_feature_names(what: str, x: Any, known: tuple[str, ...], kept: str) -> None:
+    """Raise `InputError` if a data frame has other columns than `known`, or in another order.
+
+    `kept` is where the user has them.
+    """
     names = feature_names(x)
     if not names or not known or names == known:
         return
@@ -77,7 +80,7 @@ def check_feature_names(what: str, x: Any, known: tuple[str, ...]) -> None:
     for name in known:
         if name not in names:
             raise InputError(f"The {what} lack the column {name!r}.")
-    order = f"{shown(known)}, in this order: take frame[[*dataset.feature_names]]"
+    order = f"{shown(known)}, in this order: take frame[[*{kept}]]"
     raise refused(f"Columns of the {what}", names, order)
 
 

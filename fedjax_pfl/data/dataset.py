@@ -1,9 +1,10 @@
 """Data sets: checked NumPy arrays of samples and labels."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -145,15 +146,22 @@ class Dataset:
         return token_ids(self.vocabulary, self.vocab_size, texts, rows)
 
     @checked
-    def encode(self, texts: list[str]) -> np.ndarray:
+    def encode(self, texts: Iterable[Any]) -> np.ndarray:
         """Return new texts as stored token ids, int32 [n, length], such as `Result.predict` takes.
 
+        Args:
+          texts: a list, an array or a series of texts.
+
         Raises:
-          InputError: the data set is none of `ag_news` and `text_csv`.
+          InputError: the data set is none of `ag_news` and `text_csv`, or a text is another value.
         """
         sources = "one that ag_news or text_csv read, whose words are known"
         require(len(self.words) > 0, "Data set of new texts", self.name, sources)
-        return encode(map(tokenize, texts), self.words, self.input_shape[0])
+        require(not isinstance(texts, str), "texts", texts, "a list of texts")
+        rows = list(texts)
+        for i, text in enumerate(rows):
+            require(isinstance(text, str), f"texts[{i}]", text, "a text")
+        return encode(map(tokenize, rows), self.words, self.input_shape[0])
 
     def with_vocabulary(self, known: np.ndarray) -> "Dataset":
         """Return the same texts with a model's ids, which are then given."""
@@ -278,7 +286,7 @@ def dataset_from_arrays(
     if task == CLASSES:
         train_y, test_y, class_names = numbered_classes(name, train_y, test_y, tuple(class_names))
     features = feature_names(train_x)
-    check_feature_names(f"test samples of data set {name!r}", test_x, features)
+    check_feature_names(f"test samples of data set {name!r}", test_x, features, "train_x.columns")
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))

@@ -67,8 +67,10 @@ def checked_labels(
         return _numbers(what, y, count)
     if task == CLASSES and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if task == CLASSES and y.ndim == 2 and y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all():
-        way = "(n,): labels.argmax(1) of one-hot rows; several labels each need task='multi_label'"
+    binary = y.size > 0 and y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all()
+    if task == CLASSES and y.ndim == 2 and binary:
+        way = "(n,): np.argmax(labels, 1) of one-hot rows; several labels each, as integers, need "
+        way += "task='multi_label'"
         raise refused(f"Shape of the {what}", y.shape, way)
     integers = "integer" + " or text" * (task == CLASSES)
     if task == CLASSES and y.dtype.kind == "f":

@@ -78,12 +78,13 @@ class Final:
         model, backbone = self._of_client(run, row)
         require_unmasked("samples", samples)
         (task, data), given = complete(federation.network, federation.data), samples
-        check_feature_names("samples", samples, data.feature_names)
+        check_feature_names("samples", samples, data.feature_names, "dataset.feature_names")
         samples = as_array(samples)
         shape = ", ".join(map(str, data.sample_shape))
         require(samples.ndim > 0, "samples", given, f"an array [n, {shape}]")
         tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
-        ids = "whole numbers, as dataset.encode makes them of texts"
+        texts = data.vocabulary is not None
+        ids = "whole numbers" + ", as dataset.encode makes them of texts" * texts
         kinds, allowed = ("iu", ids) if tokens else ("biuf", "numbers")
         require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
         fits = samples.shape[1:] == data.sample_shape

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedjax_pfl.models.model_registry import MODELS, options_of
 from fedjax_pfl.utils.conversions import convert, number
 from fedjax_pfl.utils.errors import find_name, require, require_whole, unknown_name
-from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.structs import check_needs
 
 WORDS = (str, bool, int, float)  # types that can be written as one word
@@ -191,7 +191,7 @@ def gathered(
     known = {name: group for group in groups for name in declared(group)}
     for name in values:
         if name not in known:
-            own = "model_options" in known and not suggestions(name, known)
+            own = "model_options" in known and any(name in options_of(model) for model in MODELS)
             hint = f"Is it an entry of model_options={{{name!r}: VALUE}}?" if own else None
             raise unknown_name(f"option of {taker}", name, known, hint=hint)
     return {

@@ -87,7 +87,9 @@ class Result(ResultScores):
 
     @checked
     def select(self, **values: Any) -> "Result":
-        """Return the result of one setting of a sweep; its models stay with the whole result.
+        """Return the result of one setting of a sweep, without models.
+
+        The whole result has them: `result.model(client, setting=1)`.
 
         Args:
           **values: swept values by name, such as `top_k=5`, that exactly one setting has.
@@ -95,10 +97,11 @@ class Result(ResultScores):
         Raises:
           InputError: a name that was not swept, or values of no setting or several.
         """
+        require(len(self.settings) > 0, "result", self, "one of a sweep, simulate(settings=...)")
         found = np.ones(self.num_settings, bool)
         for name, value in values.items():
             require_name("swept value", name, self.settings)
-            found &= np.isclose(self.settings[name], convert(name, value, float))
+            found &= np.isclose(self.settings[name], convert(name, value, float), 1e-6, 0)
         names = "; ".join(result_table.setting_names(self))
         require(found.sum() == 1, "values", values, f"those of just one of {names}")
         at = slice(int(found.argmax()), int(found.argmax()) + 1)
@@ -344,9 +347,9 @@ class Result(ResultScores):
         """Return the final state, and the indices of a run and a client (None for None)."""
         if self.final is None:
             raise InputError(
-                "This result has no models, as it was read from files, joined or selected: "
-                "pfl.load_models reads those of a run's models.npz, or of a file that "
-                "pfl.save_models wrote."
+                "This result has no models. If it was selected, the whole result has them, with "
+                "setting=K; if it was read from files or joined, pfl.load_models reads those of a "
+                "run's models.npz, or of a file that pfl.save_models wrote."
             )
         at, setting = self._run(seed, setting)
         run = at * self.num_settings + setting

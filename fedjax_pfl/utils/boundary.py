@@ -120,8 +120,11 @@ def _misfit(
                 return unknown(name)
             held = re.search(r"(\w+): [\w.]*Mapping\[str, [\w.]*Any", str(signature))
             hint = None
-            if function in ("simulate", "Simulation") and not suggestions(name, names):
-                hint = "Options of the model and of local training are those of pfl.federate."
+            if function in ("simulate", "Simulation"):
+                hint = (
+                    "Options of the model and of local training are those of pfl.federate, "
+                    "hyperparameters those of pfl.make_algorithm."
+                )
             if held is not None and not suggestions(name, names):
                 hint = f"Is it an entry of {held[1]}={{{name!r}: VALUE}}?"
             return unknown_name(f"argument of {function}()", name, names, hint=hint)

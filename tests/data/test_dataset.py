@@ -176,7 +176,7 @@ def test_columns_of_a_frame_in_another_order():
 
 @pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
 def test_one_hot_labels(kind):
-    with pytest.raises(InputError, match=r"must be \(n,\): labels.argmax\(1\) of one-hot rows"):
+    with pytest.raises(InputError, match=r"must be \(n,\): np.argmax\(labels, 1\) of one-hot rows"):
         dataset_from_arrays("a", np.zeros((3, 2)), np.eye(3).astype(kind))
 
 

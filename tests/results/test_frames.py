@@ -43,6 +43,8 @@ def test_one_setting_is_selected():
     for values in ({}, {"learning_rate": 0.2}, {"learning_rates": 0.3}):
         with pytest.raises(pfl.InputError, match=r"learning_rate=0.1; learning_rate=0.3|Did you"):
             whole.select(**values)
+    with pytest.raises(pfl.InputError, match="one of a sweep"):
+        replace(one, settings={}).select(top_k=5)
 
 
 @pytest.mark.costly

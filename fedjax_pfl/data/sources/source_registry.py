@@ -161,7 +161,7 @@ def _path_hint(name: str) -> str | None:
         forms = ("folder",) if Path(name).is_dir() else ()
         forms = BY_ENDING.get(Path(name).suffix.lower(), forms)
         if not forms:
-            return f"No data set reads such files: write arrays by {SAVEZ}, a table as CSV."
+            return f"None reads this file by its path: write arrays by {SAVEZ}, a table as CSV."
         text = " or ".join(f"{form}:{name}" for form in forms)
         return f"There is such a path: write what it holds, as in {text}."
     return "There is no such path either." if "/" in name or "." in name else None

@@ -34,7 +34,7 @@ def test_an_unknown_name_that_is_a_path_says_whether_it_is_there(tmp_path, monke
     for name, message in {
         "mine.npz": f"{there} npz:mine.npz or recordings:mine.npz.",
         "mine.csv": f"{there} table:mine.csv or text_csv:mine.csv.",
-        "mine.bin": f"No data set reads such files: write arrays by {SAVEZ}, a table as CSV.",
+        "mine.bin": f"None reads this file by its path: write arrays by {SAVEZ}, a table as CSV.",
         "mydigits": f"{there} folder:mydigits.",
         "mien.npz": "There is no such path either.",
         "my/digits": "There is no such path either.",

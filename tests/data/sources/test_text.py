@@ -85,7 +85,10 @@ def test_new_texts_have_the_ids_of_the_stored_ones(tmp_path):
     np.testing.assert_array_equal(data.encode(texts), data.train_x)
     own = fitted(data)
     np.testing.assert_array_equal(own.encode(texts), own.train_x)
-    assert data.encode(["new cut"])[0].tolist() == [1, data.words["cut"], 0, 0, 0]
+    assert data.encode(np.array(["new cut"]))[0].tolist() == [1, data.words["cut"], 0, 0, 0]
+    for wrong, said in (("new cut", "a list of texts"), ([*texts, None], r"texts\[\d\] must be a")):
+        with pytest.raises(InputError, match=said):
+            data.encode(wrong)
     with pytest.raises(InputError, match=r"Data set of new texts must be .*, got 'digits'"):
         load_dataset("digits").encode(texts)
 
