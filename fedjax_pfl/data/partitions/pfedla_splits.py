@@ -200,9 +200,8 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Dea
 
         def fits(size: int) -> bool:
             requested = counts(size, available)
-            return bool(
-                np.all((requested.max(0) if allow_overlap else requested.sum(0)) <= available)
-            )
+            needed = requested.max(axis=0) if allow_overlap else requested.sum(axis=0)
+            return bool(np.all(needed <= available))
 
         return largest(0, top, fits)
 

@@ -140,12 +140,10 @@ def _deal_sets(classes: np.ndarray, share: float):
             parts[-1] = apportion(num_clients * (each - favoured), held)
             return parts
 
-        # The largest size for which no class runs out.
-        low = largest(
-            0,
-            len(samples.idx) // num_clients,
-            lambda n: bool(np.all(counts(n).sum(axis=0) <= held)),
-        )
+        def fits(each: int) -> bool:  # no class runs out
+            return bool(np.all(counts(each).sum(axis=0) <= held))
+
+        low = largest(0, len(samples.idx) // num_clients, fits)
         if low == 0:
             raise InputError(
                 f"There are too few {samples.what} of the dominant classes for {num_clients} "
