@@ -52,6 +52,8 @@ def lookups(tables: Tables, added: Tables | None, ids: Tables) -> Iterator[None]
 
 def tables_of(params: Tree) -> Tables:
     """Return the leaves that may be tables of `Embedding` layers."""
+    if not isinstance(params, dict):  # of a pair of functions
+        return {}
     leaves = traverse_util.flatten_dict(params).items()
     return {path[:-1]: x for path, x in leaves if path[-1] == LEAF and jnp.ndim(x) == 2}
 
