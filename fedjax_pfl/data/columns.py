@@ -93,7 +93,6 @@ def checked_columns(
       InputError: another number of values, values of another type, a word for a missing value, one
         number that is written in two ways, or two texts that differ only in the blanks around them.
     """
-    require(isinstance(columns, Mapping), "columns", type(columns).__name__, "a dict")
     return {name: _checked(f"Column {name!r} of data set {dataset!r}", values, count)
             for name, values in columns.items()}  # fmt: skip
 

@@ -331,9 +331,7 @@ def dataset_from_arrays(
         class_names=tuple(class_names),
         note=note,
         task=task,
-        columns=checked_columns(
-            name, {} if columns is None else columns, len(train_y) + len(test_y)
-        ),
+        columns=checked_columns(name, columns or {}, len(train_y) + len(test_y)),
         vocabulary=vocabulary,
         feature_names=features,
     )

@@ -41,15 +41,8 @@ class Drift:
 
     def fields(self, phase: jax.Array) -> dict[str, jax.Array | None]:
         """Return the fields of the clients' data in the phases [N]."""
-
-        def chosen(table: jax.Array | None) -> jax.Array | None:
-            return None if table is None else table[jnp.arange(len(phase)), phase]
-
-        return {
-            "label_map": chosen(self.labels),
-            "turns": chosen(self.turns),
-            "class_counts": chosen(self.counts),
-        }
+        tables = {"label_map": self.labels, "turns": self.turns, "class_counts": self.counts}
+        return jax.tree.map(lambda table: table[jnp.arange(len(phase)), phase], tables)
 
 
 def schedule(
@@ -135,13 +128,5 @@ def make_drift(
         if turns is not None:
             turned = np.broadcast_to(np.asarray(turns)[:, None], concepts.shape)
 
-    def on_device(array: np.ndarray) -> jax.Array:
-        return jnp.asarray(np.ascontiguousarray(array), np.int32)
-
-    return Drift(
-        starts=on_device(starts),
-        concepts=on_device(concepts),
-        labels=None if labels is None else on_device(labels),
-        turns=None if turned is None else on_device(turned),
-        counts=on_device(table),
-    )
+    tables = (starts, concepts, labels, turned, table)
+    return Drift(*jax.tree.map(lambda array: jnp.asarray(array, np.int32), tables))

@@ -4,12 +4,10 @@ import contextlib
 import errno
 import gzip
 import io
-import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fedjax_pfl.data.limits import free, require_memory
 from fedjax_pfl.utils.errors import InputError, shown
@@ -124,28 +122,6 @@ def read_bytes(path: Path) -> bytes:
     require_memory(str(path), require_file(path))
     with reading(path):
         return path.read_bytes()
-
-
-def read_json(path: Path) -> Any:
-    """Return the value that a JSON file holds.
-
-    Raises:
-      InputError: no such file, or it isn't JSON. An object that has a name twice isn't, as Python
-        would silently use the last value.
-    """
-    with reading(path, "JSON"):
-        if not path.exists():
-            raise InputError(f"No file {path}.")
-        return json.loads(read_bytes(path), object_pairs_hook=_distinct)
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names: set[str] = set()
-    for name, _ in pairs:
-        if name in names:
-            raise ValueError(f"{name!r:.100} is there twice")
-        names.add(name)
-    return dict(pairs)
 
 
 def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.files import read_json
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.data.npz import read_npz
 from fedjax_pfl.utils.errors import InputError, require_whole
 
@@ -30,8 +30,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of config.json, with an integer `num_clients`."""
     path = folder / CONFIG
     config = read_json(path)
-    count = config.get("num_clients") if isinstance(config, dict) else None
-    return config | {"num_clients": require_whole(f"num_clients in {path}", count, 1)}
+    count = require_whole(f"num_clients in {path}", config.get("num_clients"), 1)
+    return config | {"num_clients": count}
 
 
 def read_clients(

@@ -94,7 +94,7 @@ def _only(dataset: Dataset, chosen: np.ndarray, note: str, renumber: bool) -> Da
     if renumber:
         kept = np.unique(np.concatenate(labels))
         labels = [np.searchsorted(kept, one).astype(np.int32) for one in labels]
-        names = _named(names, kept)
+        names = tuple(names[k] if names else str(k) for k in kept.tolist())
         count = len(kept)
     return replace(
         dataset,
@@ -107,10 +107,6 @@ def _only(dataset: Dataset, chosen: np.ndarray, note: str, renumber: bool) -> Da
         note="; ".join(filter(None, [note, dataset.note])),
         columns={name: values[chosen] for name, values in dataset.columns.items()},
     )
-
-
-def _named(names: tuple[str, ...], kept: np.ndarray) -> tuple[str, ...]:
-    return tuple(names[k] if names else str(k) for k in kept.tolist())
 
 
 def sample_hashes(samples: np.ndarray) -> np.ndarray:

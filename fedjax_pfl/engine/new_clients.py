@@ -85,12 +85,11 @@ def _fitted(data: FederatedData) -> dict[str, jax.Array]:
 
     if data.tokens is not None and data.vocabulary is not None:
         labels = np.asarray(data.labels)
-        known = token_ids(
-            data.vocabulary,
-            len(data.tokens),
-            lambda at: whole_texts(samples(at), labels[at]),
-            lists.idx,
-        )
+
+        def texts(at):
+            return whole_texts(samples(at), labels[at])
+
+        known = token_ids(data.vocabulary, len(data.tokens), texts, lists.idx)
         return {"tokens": jnp.asarray(known)}
     scale, shift = fitted(data.scaling, samples, lists)
     return {"scale": jnp.asarray(scale), "shift": jnp.asarray(shift)}

@@ -66,7 +66,6 @@ def federate(
     dealt = np.frombuffer(partition.content_hash(dataset.labels), np.uint8)
     dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
-    by_class = training.batch_order == "by_class"
     if training.batch_order in IN_ORDER and cohorts.participation < 1:
         raise InputError(
             f"batch_order {training.batch_order!r} needs a participation of 1, got "
@@ -94,7 +93,7 @@ def federate(
         dataset,
         partition,
         platform,
-        class_sorted=by_class,
+        class_sorted=training.batch_order == "by_class",
         on_host=on_host,
         tokens=tokens,
     )
@@ -106,8 +105,7 @@ def federate(
     if network is not task:
         task = network
         bound = task.bound(values, None)
-        zeros = data.zero_inputs(task.dtype)
-        shapes = jax.eval_shape(bound.initial_model, jax.random.key(0), zeros)
+        shapes = jax.eval_shape(bound.initial_model, jax.random.key(0), inputs)
     metrics = threat.metrics(dataset, partition)
     if groups[ModelOptions].cache_features:
         changed = training.augment is not None or any(one.changes is not None for one in metrics)

@@ -5,13 +5,14 @@ A gradient of a table is zero but for the rows that the minibatch looks up. `loo
 which the loss is differentiated.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from fedjax_pfl.models.layers import Embedding
 from fedjax_pfl.utils.typing import Tree
@@ -51,27 +52,17 @@ def lookups(tables: Tables, added: Tables | None, ids: Tables) -> Iterator[None]
 
 def tables_of(params: Tree) -> Tables:
     """Return the leaves that may be tables of `Embedding` layers."""
-    return dict(_found(params, ()))
+    if not isinstance(params, dict):  # of a pair of functions
+        return {}
+    leaves = traverse_util.flatten_dict(params).items()
+    return {path[:-1]: x for path, x in leaves if path[-1] == LEAF and jnp.ndim(x) == 2}
 
 
-def _found(tree: Tree, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], jax.Array]]:
-    for name, part in tree.items() if isinstance(tree, Mapping) else ():
-        if name == LEAF and jnp.ndim(part) == 2:
-            yield at, part
-        else:
-            yield from _found(part, (*at, str(name)))
-
-
-def replaced(params: Tree, tables: Tables, at: tuple[str, ...] = ()) -> Tree:
+def replaced(params: Tree, tables: Tables) -> Tree:
     """Return the parameters with other tables."""
-    return {
-        name: tables[at]
-        if name == LEAF and at in tables
-        else replaced(part, tables, (*at, str(name)))
-        if isinstance(part, Mapping)
-        else part
-        for name, part in params.items()
-    }
+    leaves = traverse_util.flatten_dict(params, keep_empty_nodes=True)
+    changed = {(*path, LEAF): table for path, table in tables.items()}
+    return traverse_util.unflatten_dict(leaves | changed)
 
 
 def sparse_tables(loss: Callable[[Tree], Any], params: Tree) -> Tables:

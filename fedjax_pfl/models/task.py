@@ -89,6 +89,11 @@ def _known(features: jax.Array | None) -> jax.Array:
     return features
 
 
+def _cast(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """Return a floating leaf in another type; others as they are."""
+    return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
 @dataclass(frozen=True)
 class Task:
     """Network and objective; hashable and static. Subclasses define the calls.
@@ -164,13 +169,8 @@ class Task:
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
         """Return an initial model with strongly typed floating leaves of the task's type."""
-
-        def typed(leaf):
-            leaf = jnp.asarray(leaf)
-            floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-            return leaf.astype(self.dtype) if floating else leaf
-
-        return jax.tree.map(typed, self.init(key, inputs))
+        drawn = jax.tree.map(jnp.asarray, self.init(key, inputs))
+        return jax.tree.map(lambda leaf: _cast(leaf, self.dtype), drawn)
 
     def predict(self, model: Tree, inputs: jax.Array) -> jax.Array:
         """Return logits [B, C] in evaluation mode."""
@@ -186,16 +186,12 @@ class Task:
         Its layers have the form for `platform`.
         """
         low = self.compute_dtype
-
-        def cast(leaf, dtype):
-            return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
         with forms.for_platform(self.platform, self.convolutions == "xla"):
             if low is None:
                 return fn(model, inputs, *rest)
-            params = jax.tree.map(lambda leaf: cast(leaf, low), model["params"])
-            out = fn({**model, "params": params}, cast(inputs, low), *rest)
-        return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
+            params = jax.tree.map(lambda leaf: _cast(leaf, low), model["params"])
+            out = fn({**model, "params": params}, _cast(inputs, low), *rest)
+        return jax.tree.map(lambda leaf: _cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Return every sample's loss, [B], of the objective in the platform's form."""

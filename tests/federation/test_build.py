@@ -31,27 +31,29 @@ def test_federations_that_are_refused(options, message):
         toy_federation(**options)
 
 
-def federate(**options):
+SIX = dataset_from_arrays("six", np.zeros((6, 4), np.float32), np.arange(6) % 3)
+
+
+def halves(**fields):
     """Two clients with two samples each."""
-    dataset = dataset_from_arrays("six", np.zeros((6, 4), np.float32), np.arange(6) % 3)
-    partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]])
-    return pfl.federate(dataset, partition, "softmax", dtype="float64", **options)
+    return pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]], **fields)
+
+
+def federate(**options):
+    return pfl.federate(SIX, halves(), "softmax", dtype="float64", **options)
 
 
 def test_a_partitions_label_map_is_that_of_the_data():
-    dataset = dataset_from_arrays("six", np.zeros((6, 4), np.float32), np.arange(6) % 3)
     swap = np.array([[0, 1, 2], [2, 1, 0]])
-    partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]], label_map=swap)
-    data = pfl.federate(dataset, partition, "softmax").data
+    data = pfl.federate(SIX, halves(label_map=swap), "softmax").data
     np.testing.assert_array_equal(data.label_map, swap)
     assert data.class_counts.tolist() == [[1, 1, 0], [1, 0, 1]]
 
 
 def test_incomplete_minibatches_of_pfllibs_clients_are_noted():
-    dataset = dataset_from_arrays("six", np.zeros((6, 4), np.float32), np.arange(6) % 3)
-    partition = pfl.Partition.from_lists([[0, 1], [2, 3]], [[4], [5]], rule="pfllib")
-    assert pfl.federate(dataset, partition, "softmax").notes == (WHOLE_BATCHES,)
-    assert pfl.federate(dataset, partition, "softmax", batch_size=2, drop_last=True).notes == ()
+    partition = halves(rule="pfllib")
+    assert pfl.federate(SIX, partition, "softmax").notes == (WHOLE_BATCHES,)
+    assert pfl.federate(SIX, partition, "softmax", batch_size=2, drop_last=True).notes == ()
 
 
 @pytest.mark.parametrize("ids", [(1, 1), (1,), (1, 2, 3), (0.2, 0.7), (0, 2**32)])

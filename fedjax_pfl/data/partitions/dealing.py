@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedjax_pfl.utils.errors import require_whole
+
 Strata = list[np.ndarray]  # one client's samples: shuffled pool indices
 
 
@@ -36,9 +38,14 @@ class Samples:
         """Return the pool indices of each class, shuffled."""
         return [rng.permutation(self.idx[self.labels == c]) for c in range(self.num_classes)]
 
-    def class_sets(self, rows: int, each: int, rng: np.random.Generator) -> np.ndarray:
-        """Return random sets of `each` classes that occur [rows, each], see `class_sets`."""
+    def class_sets(self, rows: int, name: str, each: int, rng: np.random.Generator) -> np.ndarray:
+        """Return random sets of `each` classes that occur [rows, each], see `class_sets`.
+
+        Raises:
+          InputError: `each`, the option `name`, is no number of classes that occur.
+        """
         present = np.flatnonzero(self.counts())
+        require_whole(name, each, 1, len(present))
         return present[class_sets(len(present), rows, each, rng)]
 
     def membership(self, sets: np.ndarray) -> np.ndarray:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.image_decoding import decode_images
 from fedjax_pfl.data.parquet_files import (
     holds_images,
@@ -83,9 +83,8 @@ def import_flower(
 
 def _read_indices(path: Path, dataset: Dataset) -> dict[str, list[np.ndarray]]:
     content = read_json(path)
-    named = isinstance(content, dict) and len(content) > 0
-    require(named, f"Content of {path}", type(content).__name__,
-            "an object with the indices of each partition")  # fmt: skip
+    allowed = "an object with the indices of each partition"
+    require(len(content) > 0, f"Content of {path}", content, allowed)
     if not content.keys() & _SPLITS.keys():
         return {"train": _numbered(content, path, 0, dataset.num_train)}
     parts = {}

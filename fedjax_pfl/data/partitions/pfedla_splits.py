@@ -34,9 +34,7 @@ def pfedla_noniid1(
       samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
-    present = np.flatnonzero(samples.counts())
-    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
-    sets = samples.class_sets(num_clients, each, rng)
+    sets = samples.class_sets(num_clients, "classes_per_client", classes_per_client, rng)
     return _of_sets(samples, sets, samples_per_client, allow_overlap)
 
 
@@ -68,7 +66,7 @@ def pfedla_noniid2(
     each = require_whole("dominant_classes", dominant_classes, 1, len(present) - 1)
     inside = is_number(dominant_share) and 0 < dominant_share < 1
     require(inside, "dominant_share", dominant_share, "a number above 0 and below 1")
-    sets = samples.class_sets(num_clients, each, rng)
+    sets = samples.class_sets(num_clients, "dominant_classes", each, rng)
     dominant = samples.membership(sets)
     others = np.zeros_like(dominant)
     others[:, present] = ~dominant[:, present]
@@ -202,9 +200,8 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Dea
 
         def fits(size: int) -> bool:
             requested = counts(size, available)
-            return bool(
-                np.all((requested.max(0) if allow_overlap else requested.sum(0)) <= available)
-            )
+            needed = requested.max(axis=0) if allow_overlap else requested.sum(axis=0)
+            return bool(np.all(needed <= available))
 
         return largest(0, top, fits)
 

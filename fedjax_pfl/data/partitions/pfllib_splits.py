@@ -103,14 +103,12 @@ def exdir(
       max_retries: further draws after the first.
     """
     histogram = samples.counts()
-    present = np.flatnonzero(histogram)
-    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     check_alpha(alpha)
     min_size = require_whole("min_size", min_size, 1)
     max_retries = require_whole("max_retries", max_retries, 0)
-    sets = samples.class_sets(num_clients, each, rng)
+    sets = samples.class_sets(num_clients, "classes_per_client", classes_per_client, rng)
     owned = [np.flatnonzero(column) for column in samples.membership(sets).T]
-    least = -(-min_size // each)  # samples of each of its classes
+    least = -(-min_size // classes_per_client)  # samples of each of its classes
     for c, owners in enumerate(owned):
         if histogram[c] < least * len(owners):
             raise InputError(

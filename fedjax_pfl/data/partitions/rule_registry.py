@@ -7,7 +7,6 @@ such as one per class. Hold-outs and caps take the same fraction of every stratu
 sample, so they keep the shares of the rule.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
@@ -189,8 +188,6 @@ def make_partition(
         single = value is None or isinstance(value, bool | int | float | str)
         require(single, name, type(value).__name__, "a number, text, True, False or None")
         if isinstance(defaults[name], float) and is_number(value):
-            fits = isinstance(value, float) or abs(value) <= sys.float_info.max
-            require(fits, name, value, "a finite number")
             options[name] = float(value)
     resolved = defaults | options
     common = {name: resolved[name] for name in COMMON_OPTIONS}

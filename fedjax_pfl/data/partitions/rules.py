@@ -44,9 +44,8 @@ def pathological(
     Args:
       classes_per_client: 1..C; the paper has 2 for CIFAR-10, 4 for EMNIST, 6 for CIFAR-100.
     """
-    present = np.flatnonzero(samples.counts())
-    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
-    has = samples.membership(samples.class_sets(num_clients, each, rng))
+    sets = samples.class_sets(num_clients, "classes_per_client", classes_per_client, rng)
+    has = samples.membership(sets)
 
     def deal(samples, rng):
         owners, held = has.sum(axis=0), samples.counts()
@@ -54,9 +53,9 @@ def pathological(
         if len(short):
             c = short[0]
             raise InputError(
-                f"{num_clients} clients of {each} classes need {owners[c]} {samples.what} of class "
-                f"{c}, but there are {held[c]}: take fewer clients or classes, or other samples "
-                "with test_split."
+                f"{num_clients} clients of {classes_per_client} classes need {owners[c]} "
+                f"{samples.what} of class {c}, but there are {held[c]}: take fewer clients or "
+                "classes, or other samples with test_split."
             )
         used = owners > 0
         return deal_counts(samples.decks(rng), has * np.min(held[used] // owners[used]))
@@ -101,9 +100,7 @@ def grouped(
         resolved["dominant_classes"] = None
         unread = {"dominant_classes": "dominant='sampled'"}
         return DealPlan(_deal_blocks(group_of, dominant_share), resolved, unread=unread)
-    present = np.flatnonzero(samples.counts())
-    each = require_whole("dominant_classes", dominant_classes, 1, len(present))
-    sets = samples.class_sets(groups, each, rng)
+    sets = samples.class_sets(groups, "dominant_classes", dominant_classes, rng)
     return DealPlan(
         _deal_sets(sets[group_of], dominant_share), resolved | {"dominant_sets": sets.tolist()}
     )
@@ -143,12 +140,10 @@ def _deal_sets(classes: np.ndarray, share: float):
             parts[-1] = apportion(num_clients * (each - favoured), held)
             return parts
 
-        # The largest size for which no class runs out.
-        low = largest(
-            0,
-            len(samples.idx) // num_clients,
-            lambda n: bool(np.all(counts(n).sum(axis=0) <= held)),
-        )
+        def fits(each: int) -> bool:  # no class runs out
+            return bool(np.all(counts(each).sum(axis=0) <= held))
+
+        low = largest(0, len(samples.idx) // num_clients, fits)
         if low == 0:
             raise InputError(
                 f"There are too few {samples.what} of the dominant classes for {num_clients} "

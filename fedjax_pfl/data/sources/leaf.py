@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import register_dataset
@@ -138,7 +138,7 @@ def _read(folder: Path) -> _Part | None:
 def _users(path: Path) -> Iterator[tuple[str, list, list]]:
     """Yield (user, samples, labels) of a file, of those with samples."""
     content = read_json(path)
-    good = isinstance(content, dict) and isinstance(content.get("user_data"), dict)
+    good = isinstance(content.get("user_data"), dict)
     if not (good and isinstance(content.get("users"), list)):
         raise InputError(f"{path} isn't a file of LEAF's: it has no users with user_data.")
     data = content["user_data"]

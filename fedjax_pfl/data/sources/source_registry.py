@@ -115,12 +115,11 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
         text = known[option].annotation in (str, str | None)
         if text and isinstance(options[option], list | tuple):
             options[option] = ",".join(map(str, options[option]))
-    missing = data_dir is None or (isinstance(data_dir, str) and not data_dir)
-    if missing and source.needs:
+    if not data_dir and source.needs:
         raise InputError(
             f"Data set {name!r} needs {source.needs}: write {name}:PATH or set data_dir."
         )
-    place = None if missing else as_path("data_dir", data_dir)  # pyright: ignore[reportArgumentType] - not None
+    place = as_path("data_dir", data_dir) if data_dir else None
     with reading(place or name):
         return source.load(place, *arguments, **options)
 

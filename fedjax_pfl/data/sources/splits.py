@@ -64,14 +64,10 @@ def splits(places: Iterable[Path], whole: bool = False) -> Splits:
 def one_each(files: Splits, endings: Sequence[str]) -> Splits:
     """Keep one file of a split: that with a plain name, then that of the first ending."""
 
-    def first(paths: list[Path]) -> list[Path]:
-        ranked = sorted(
-            paths,
-            key=lambda path: (len(path.stem), endings.index(path.suffix.casefold()), path.name),
-        )
-        return ranked[:1]
+    def rank(path: Path) -> tuple[int, int, str]:
+        return len(path.stem), endings.index(path.suffix.casefold()), path.name
 
-    train, held_out = first(files.train), first(files.held_out)
+    train, held_out = sorted(files.train, key=rank)[:1], sorted(files.held_out, key=rank)[:1]
     unused = [path for path in files.every() if path not in (*train, *held_out)]
     return Splits(train, held_out, unused)
 

@@ -60,22 +60,20 @@ def load_ag_news(
     places = folders(data_dir, "ag_news", "ag_news_csv")
     for place in places:
         files = [place / f"{split}.csv" for split in ("train", "test")]
-        parts = [_read(path, 3) if path.exists() else None for path in files]
-        for part in filter(None, parts):
+        parts = [_read(path, 3) for path in files if path.exists()]
+        for part in parts:
             for i, label in enumerate(part.labels, 1):
                 if label not in ("1", "2", "3", "4"):
                     raise InputError(
                         f"Labels of {part.path} must be 1..4, got {label!r:.100} in row {i}."
                     )
-        train, test = parts
         others = [path for path in table_files(place, (".csv",)).every() if path not in files]
         note = notes("for non-commercial research", unused_note([path.name for path in others]))
-        if train is None:
+        if not files[0].exists():
             note += "; train.csv isn't there: the texts of test.csv are the pool"
-            train, test = test, None
-        if train is not None:
+        if parts:
             options = (max_tokens, max_length, min_frequency, task)
-            return _encoded("ag_news", train, test, AG_NEWS_CLASSES, list("1234"), options, note)
+            return _encoded("ag_news", parts, AG_NEWS_CLASSES, list("1234"), options, note)
     way = "set data_dir to a folder with train.csv and test.csv (label, title, description)"
     raise not_found("ag_news", places, way)
 
@@ -124,28 +122,25 @@ def load_text_csv(
             if data_dir.is_dir()
             else f"No file {data_dir}: give a CSV file of labels and texts."
         )
-    train, test = _read(files.train[0], names=names), None
-    if files.held_out:
-        test = _read(files.held_out[0], names=names)
-    values = sorted(set(train.labels))
+    parts = [_read(path, names=names) for path in (*files.train, *files.held_out)]
+    values = sorted(set(parts[0].labels))
     # Longer numbers, which Python doesn't read, are in alphabetical order.
     if all(re.fullmatch("-?[0-9]{1,100}", value) for value in values):
         values.sort(key=int)
     options = (max_tokens, max_length, min_frequency, task)
     name = data_dir.resolve().stem
-    left = [f"without the nameless column {column!r}" for column in train.left]
+    left = [f"without the nameless column {column!r}" for column in parts[0].left]
     note = notes(*left, files.note())
-    return _encoded(name, train, test, tuple(values), values, options, note)
+    return _encoded(name, parts, tuple(values), values, options, note)
 
 
-def _encoded(name, train, test, class_names, values, options, note="") -> Dataset:
+def _encoded(name, parts: list[_Texts], class_names, values, options, note="") -> Dataset:
     *sizes, task = options
     max_tokens, max_length, min_frequency = sizes
     require(task in (CLASSES, NEXT), "task of texts", task, f"{CLASSES!r} or {NEXT!r}")
     limits = {"max_tokens": 3, "max_length": 1, "min_frequency": 1}
     for (option, low), value in zip(limits.items(), sizes, strict=True):
         require_whole(option, value, low, MAX_VOCABULARY)
-    parts = [train] if test is None else [train, test]
     rows = sum(len(part.texts) for part in parts)
     what = f"{rows:,} texts of {max_length:,} tokens (max_length)"
     require_memory(what, 4 * rows * max_length)
@@ -158,7 +153,7 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
         unknown = [label for label in part.labels if label not in number]
         if unknown:
             raise InputError(
-                f"{part.path} has the label {unknown[0]!r:.100}, which {train.path} lacks."
+                f"{part.path} has the label {unknown[0]!r:.100}, which {parts[0].path} lacks."
             )
         if task == NEXT:
             ids = encode(words, vocabulary, max_length + 1)
@@ -167,7 +162,7 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
         arrays.append(encode(words, vocabulary, max_length))
         arrays.append(np.array([number[label] for label in part.labels]))
     columns = {column: [value for part in parts for value in part.columns[column]]
-               for column in train.columns}  # fmt: skip
+               for column in parts[0].columns}  # fmt: skip
     about: dict[str, Any] = {"num_classes": len(values), "class_names": class_names}
     if task == NEXT:
         classes = [class_names[number[label]] for part in parts for label in part.labels]

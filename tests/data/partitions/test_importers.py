@@ -121,7 +121,7 @@ def test_flower_json_of_both_splits(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "must be an object with the indices of each partition, got 'list'"),
+        ({}, "must be an object with the indices of each partition, got {}"),
         ({"0": [1], "2": [2]}, r"must be numbered 0, 1, 2, \.\.\., got \['0', '2'\]"),
         ({"0": [40]}, r"Partition 0 in .* must be a list of integers 0\.\.39"),
         ({"0": [1.5]}, "must be a list of integers"),

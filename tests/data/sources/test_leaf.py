@@ -132,7 +132,7 @@ def test_no_folder_of_leafs(tmp_path):
     with pytest.raises(InputError, match=r"has no train/\*\.json"):
         load_dataset("leaf", tmp_path)
     (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "a.json").write_text("[]")
+    (tmp_path / "train" / "a.json").write_text("{}")
     with pytest.raises(InputError, match="isn't a file of LEAF's: it has no users with user_data"):
         load_dataset("leaf", tmp_path)
 
