@@ -194,10 +194,8 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
 
 def _check_statistics(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
     """Raise `InputError` if training changes the type of a model's statistics."""
-    key, valid = jax.random.key(0), jnp.ones(2, bool)
-    after = jax.eval_shape(
-        lambda m, x: task.outputs(m, x, True, key, valid).statistics, model, inputs
-    )
+    mode = True, jax.random.key(0), jnp.ones(2, bool)
+    after = jax.eval_shape(lambda m, x: task.outputs(m, x, *mode).statistics, model, inputs)
     for path, leaf in jax.tree.leaves_with_path(after):
         if leaf.dtype != task.dtype:
             raise InputError(

@@ -52,10 +52,8 @@ def lookups(tables: Tables, added: Tables | None, ids: Tables) -> Iterator[None]
 
 def tables_of(params: Tree) -> Tables:
     """Return the leaves that may be tables of `Embedding` layers."""
-    if not isinstance(params, dict):  # of a pair of functions
-        return {}
-    leaves = traverse_util.flatten_dict(params).items()
-    return {path[:-1]: x for path, x in leaves if path[-1] == LEAF and jnp.ndim(x) == 2}
+    leaves: Any = traverse_util.flatten_dict(params) if isinstance(params, dict) else {}
+    return {path[:-1]: x for path, x in leaves.items() if path[-1] == LEAF and jnp.ndim(x) == 2}
 
 
 def replaced(params: Tree, tables: Tables) -> Tree:
