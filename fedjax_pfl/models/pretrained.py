@@ -131,7 +131,7 @@ def from_torch(
     given = converted(state_dict, task, inputs, own_layers, **options)
     values, match = _matched("state_dict", given, leaves, partial)
     if len(values) < len(leaves) or given.unused:
-        warnings.warn(f"A part of the state_dict was taken: {match}.", stacklevel=2)
+        warnings.warn(f"A part of the state_dict was taken: {match}.", stacklevel=3)
     return traverse_util.unflatten_dict(values, sep="/")
 
 

@@ -51,7 +51,7 @@ def checked(function: F) -> F:
     The decorated function raises `InputError` for a value of a type that its annotation excludes,
     and for arguments that are unknown, missing or given twice.
     """
-    signature, named = inspect.signature(function), name_arguments(function)
+    signature = inspect.signature(function)
 
     @functools.cache  # at the first call: annotations may name what is defined later
     def hints() -> Mapping[str, Any]:
@@ -65,15 +65,19 @@ def checked(function: F) -> F:
     def call(*args: Any, **keywords: Any) -> Any:
         try:
             bound = signature.bind_partial(*args, **keywords)
-        except TypeError:
-            return named(*args, **keywords)  # which says what does not fit
+        except TypeError as error:
+            raise _misfit(function, keywords, error) from None
         for name, value in bound.arguments.items():
             if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 numbers = {k: _without_array(v, most=0) for k, v in value.items()}
                 bound.arguments[name] = numbers
             elif name in hints():
                 bound.arguments[name] = _checked(name, value, hints()[name])
-        return named(*bound.args, **bound.kwargs)
+        try:
+            bound = signature.bind(*bound.args, **bound.kwargs)
+        except TypeError as error:
+            raise _misfit(function, {}, error) from None
+        return function(*bound.args, **bound.kwargs)
 
     return typing.cast(F, call)
 
@@ -93,25 +97,24 @@ def name_arguments(function: F, unknown: Callable[[str], InputError] | None = No
         try:
             return function(*args, **keywords)
         except TypeError:
-            signature = inspect.signature(function)
             try:
-                signature.bind(*args, **keywords)
+                inspect.signature(function).bind(*args, **keywords)
             except TypeError as error:
-                called = function.__qualname__.removesuffix(".__init__").rpartition(".")[-1]
-                raise _misfit(called, signature, keywords, error, unknown) from None
+                raise _misfit(function, keywords, error, unknown) from None
             raise
 
     return typing.cast(F, call)
 
 
 def _misfit(
-    function: str,
-    signature: inspect.Signature,
+    called: Callable[..., Any],
     keywords: Iterable[str],
     error: TypeError,
-    unknown: Callable[[str], InputError] | None,
+    unknown: Callable[[str], InputError] | None = None,
 ) -> InputError:
     """Return an `InputError` for arguments that are unknown, missing, or given twice."""
+    signature = inspect.signature(called)
+    function = called.__qualname__.removesuffix(".__init__").rpartition(".")[-1]
     known = [str(p).partition(":")[0] for p in signature.parameters.values()]
     names = [name for name in known if name not in ("self", "cls")]
     for name in () if "**" in str(known) else keywords:
