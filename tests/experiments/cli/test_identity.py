@@ -1,6 +1,7 @@
 """A run's identity: no result of another data set, partition or default is shown as its own."""
 
 import itertools
+import inspect
 import json
 import shutil
 from dataclasses import replace
@@ -101,7 +102,7 @@ def test_defaults_are_part_of_the_identity(here, monkeypatch):
     changed = identity.difference(before, record(*words, "--set=feddwa.top_k=4"))
     assert changed == "feddwa.top_k was 5 and is 4"
     with monkeypatch.context() as patch:  # another version of the package
-        made = pfl.core.ALGORITHMS["feddwa"].__init__
+        made = inspect.unwrap(pfl.core.ALGORITHMS["feddwa"].__init__)
         patch.setattr(made, "__defaults__", (6, *made.__defaults__[1:]))
         assert identity.difference(before, record(*words)) == "feddwa.top_k was 5 and is 6"
     with monkeypatch.context() as patch:
