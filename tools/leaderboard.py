@@ -183,7 +183,7 @@ def overall(board: Board, measured: Timings) -> Table:
         for base, at in (("local", "received"), ("fedavg", "trained")):
             line += [np.mean([harmed(one, m, board.cells[one.setting, base], at) for one in own])
                      for m in MOMENTS]  # fmt: skip
-        ranks, itself = ranking.ranks[:, k], board.self_weight(name)
+        ranks, itself = ranking.ranks[:, k], board.self_weights(name).mean()
         body.append([
             f"[`{name}`](../algorithms/{name}.md){' *' * board.changed(name)}",
             f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
@@ -223,11 +223,12 @@ def conclusions(board: Board) -> str:
         f"chosen for each, all rows are between {chosen[last]:.1f} (`{last}`) and "
         f"{chosen[top]:.1f} % (`{top}`), `local` at {chosen['local']:.1f}."
     ]
-    alone = [name for name in board.names if board.self_weight(name) > LOCAL]
-    if alone:
+    alone = {name: int((board.self_weights(name) > LOCAL).sum()) for name in board.names}
+    near = ", ".join(f"`{name}` ({count})" for name, count in alone.items() if count)
+    if near:
         found.append(
-            f"Near `local` for a reason: clients of {listed(alone)} end with more than {LOCAL:.0%} "
-            "of the weight on their own models, so that these rows are local training in effect."
+            f"Local training in effect, as clients end with more than {LOCAL:.0%} of the weight on "
+            f"their own models, in so many of the {len(board.settings)} settings: {near}."
         )
     groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
     for settings, moment in itertools.product(groups, ("chosen", *MOMENTS)):

@@ -83,11 +83,11 @@ class Board:
                  for s in settings]  # fmt: skip
         return Ranking(names, settings, np.array(means))
 
-    def self_weight(self, name: str) -> float:
-        """Return clients' mean weight on their own models, NaN if it is not recorded."""
+    def self_weights(self, name: str) -> np.ndarray:
+        """Return clients' mean weights on their own models in the settings, NaN if not recorded."""
         own = [self.cells[s, name] for s in self.settings]
-        weights = [one.scores[chosen_moment(one)].self_weight for one in own]
-        return float(np.mean([np.nan if one is None else one for one in weights]))
+        known = [one.scores[chosen_moment(one)].self_weight for one in own]
+        return np.array(known, float)
 
     def hours(self) -> dict[str, float]:
         """Return the CPU hours of the cells that are missing, by setting; NaN where none is known.

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.transforms import Bbox
 
 from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results.plots import COLOURS, GREY
@@ -61,16 +62,14 @@ def _costs(
     axes: Axes, ranking: Ranking, times: Sequence[float], marked: Collection[str]
 ) -> None:  # fmt: skip
     """Draw the mean accuracy by the time of a round, with the names of the best for their time."""
-    means, named = ranking.scores.mean(axis=0), 0
+    means, named = ranking.scores.mean(axis=0), []
     for k in np.argsort(times):
         leads = not any(times[i] <= times[k] and means[i] > means[k] for i in range(len(means)))
         name = ranking.names[k]
         colour = COLOURS[1] if name in marked else COLOURS[0]
         axes.plot(times[k], means[k], "o", color=colour, markersize=4)
         if leads or name in marked:
-            axes.annotate(name, (times[k], means[k]), (3, (4, -9, 13)[named % 3]),
-                          textcoords="offset points", fontsize=7)  # fmt: skip
-            named += 1
+            named.append((name, (times[k], means[k])))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -78,3 +77,27 @@ def _costs(
     axes.set_ylim(bottom=float(np.quantile(means, 0.05)) - 1)
     axes.set_xlabel("time of a round divided by FedAvg's", fontsize=8)
     axes.set_ylabel("accuracy %, mean over settings", fontsize=8)
+    _names(axes, named, list(zip(times, means, strict=True)))
+
+
+def _names(
+    axes: Axes,
+    named: Sequence[tuple[str, tuple[float, float]]],
+    points: Sequence[tuple[float, float]],
+) -> None:
+    """Write names beside their points, each at the nearest place where it covers nothing."""
+    axes.figure.draw_without_rendering()  # lays the panels out
+    known = [point for point in points if not np.isnan(point).any()]
+    taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in axes.transData.transform(known)]
+    for name, point in named:
+        offsets = [(5 if right else -5, up) for up in (-2, 6, -10, 14, -18, 22) for right in (1, 0)]
+        for x, y in offsets:
+            side = "left" if x > 0 else "right"
+            text = axes.annotate(
+                name, point, (x, y), textcoords="offset points", ha=side, fontsize=7
+            )
+            box = text.get_window_extent()
+            if box.count_overlaps(taken) == 0 or (x, y) == offsets[-1]:
+                break
+            text.remove()
+        taken.append(box)

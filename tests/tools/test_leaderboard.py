@@ -189,7 +189,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert (
         row.endswith("| 0.97 | 0.40 | 2.40 | 4.0 |") and "`fedprox`: b (5 of 5 settings)." in page
     )
-    assert "clients of `fedprox` end with more than 95% of the weight on their own" in page
+    assert "in so many of the 5 settings: `fedprox` (5)." in page
     assert "own remarks: `fedprox`: a (5 of 5 settings);" in page
     finite = "the aggregated values of {} were not finite and were not used, first in round 3"
     for who in ("client 3", "clients 3, 7 (b, c)", "12 clients (0, 1, ...)"):
