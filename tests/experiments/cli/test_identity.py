@@ -1,7 +1,7 @@
 """A run's identity: no result of another data set, partition or default is shown as its own."""
 
-import itertools
 import inspect
+import itertools
 import json
 import shutil
 from dataclasses import replace
