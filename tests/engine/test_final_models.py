@@ -143,7 +143,7 @@ def test_predictions_that_cannot_be_made(two_rates):
     ]:
         with pytest.raises(InputError, match=said):
             two_rates.final.predict(*at, x)
-    with pytest.raises(InputError, match="has no models. If it was selected"):
+    with pytest.raises(InputError, match=r"has no models\. If it was selected"):
         replace(two_rates, final=None).predict(0, x)
     federation = toy_federation(test_sizes=(0,) * 5, validation_size=0)  # a smaller program
     one = pfl.simulate(pfl.make_algorithm("waffle", {"alice": 1}), federation, 1)
