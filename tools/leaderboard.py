@@ -112,8 +112,9 @@ Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Wors
 of clients. Harmed: percent of [pairs](../comparing.md#harmed-clients) of client and seed that are
 worse than `local` as received, or FedAvg's trained model, by more than a standard error; of equal
 models about 25. MB: up and down, of a client in a round of the first setting. Round: its time
-divided by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Own: a client's
-weight on its own model in the last rounds, where recorded; at 1 it trains alone.{edges}{remarks}
+divided by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Self-weight: a
+client's weight on its own model in the last rounds, where recorded; at 1 it trains
+alone.{edges}{remarks}
 
 {overall}
 
@@ -172,7 +173,7 @@ def overall(board: Board, measured: Timings) -> Table:
     heading = ["Algorithm", "Rank", "Range", *(f"{m}" for m in ("Received", "Trained", "Chosen")),
                "Worst, received", "Worst, trained", "Harmed vs local, received",
                "Harmed vs local, trained", "Harmed vs FedAvg, received",
-               "Harmed vs FedAvg, trained", "Own", "MB", "Round", "Compile"]  # fmt: skip
+               "Harmed vs FedAvg, trained", "Self-weight", "MB", "Round", "Compile"]  # fmt: skip
     ranking, body = board.ranking("chosen", board.names, board.settings), []
     for k, name in enumerate(board.names):
         own = [board.cells[s, name] for s in board.settings]
@@ -227,8 +228,8 @@ def conclusions(board: Board) -> str:
     near = ", ".join(f"`{name}` ({count})" for name, count in alone.items() if count)
     if near:
         found.append(
-            f"Local training in effect, as clients end with more than {LOCAL:.0%} of the weight on "
-            f"their own models, in so many of the {len(board.settings)} settings: {near}."
+            f"Clients end with a mean self-weight above {LOCAL:.0%}, which is local training in "
+            f"effect, in so many of the {len(board.settings)} settings: {near}."
         )
     groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
     for settings, moment in itertools.product(groups, ("chosen", *MOMENTS)):

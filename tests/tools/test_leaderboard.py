@@ -113,7 +113,11 @@ def test_the_queue_measures_what_is_missing(tmp_path, monkeypatch, capsys):
     assert leaderboard_queue.main([*words, "--hours=-1"]) == 0 and not list(tmp_path.iterdir())
     assert leaderboard_queue.main([*words, "--only=drif"]) == 2
     assert "Did you mean 'drift'" in capsys.readouterr().err
+    run, sizes = sweep.run_program, []
+    monkeypatch.setattr(sweep, "run_program", lambda program, *rest: (
+        sizes.append(len(program.inside)) or run(program, *rest)))  # fmt: skip
     assert leaderboard_queue.main(words) == 0
+    assert sizes == [4, 1, 1]  # what is scored runs alone, as its command does
     found = leaderboard_cells.kept(tmp_path)
     assert "alpha" in found["grouped", "fedprox"].error
     one = found["drift", "fedprox"]
