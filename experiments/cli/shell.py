@@ -25,7 +25,7 @@ from . import distributed
 
 # Replacements for characters that an ASCII terminal lacks; others are escaped.
 ASCII = str.maketrans({"±": "+-", "×": "x", "–": "-", "—": "-", "…": "...", "’": "'", "•": "*"})
-PACKAGE = os.path.dirname(pfl.__file__)
+PACKAGES = tuple(map(os.path.dirname, (pfl.__file__, os.path.dirname(__file__))))
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
@@ -79,11 +79,11 @@ def script(more: str = "", continues: str = "") -> Callable:
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print warnings of this package in one line, without their location."""
+    """Print warnings of our packages in one line, without their location."""
     before = warnings.formatwarning
 
     def one_line(message, category, filename, lineno, line=None):
-        if issubclass(category, UserWarning) and filename.startswith(PACKAGE):
+        if issubclass(category, UserWarning) and filename.startswith(PACKAGES):
             return f"warning: {sentence(message)}\n"
         return before(message, category, filename, lineno, line)
 

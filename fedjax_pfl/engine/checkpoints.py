@@ -8,7 +8,6 @@ import re
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from fedjax_pfl.engine.fingerprint import VERSION, digest
 from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import number
-from fedjax_pfl.utils.errors import InputError, OutputError, cut, require_whole
+from fedjax_pfl.utils.errors import InputError, OutputError, cut, require_whole, warn
 from fedjax_pfl.utils.typing import Tree
 
 FORMAT = 1
@@ -151,10 +150,7 @@ class Checkpoints:
             saved = self._read(step)
             if saved is not None:
                 return saved
-            warnings.warn(
-                f"The checkpoint of round {step} in {self.folder} is damaged and is skipped.",
-                stacklevel=2,
-            )
+            warn(f"The checkpoint of round {step} in {self.folder} is damaged and is skipped.")
         return None
 
     def clear(self) -> None:

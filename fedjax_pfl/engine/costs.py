@@ -5,7 +5,6 @@ The number of steps that each client took is counted in the round (`Cohort.steps
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.utils.errors import warn
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -56,9 +56,8 @@ def _of_federation(fn: Callable[..., Any], federation: Federation) -> float | No
     try:
         counted = _counted(fn, structure, tuple(leaves))
     except Exception as error:
-        warnings.warn(
-            f"FLOPs can't be counted with JAX {jax.__version__} ({type(error).__name__}: {error}).",
-            stacklevel=3,
+        warn(
+            f"FLOPs can't be counted with JAX {jax.__version__} ({type(error).__name__}: {error})."
         )
         return None
     return None if math.isnan(counted) else counted

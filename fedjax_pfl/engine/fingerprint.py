@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from fedjax_pfl._version import __version__
 from fedjax_pfl.data.atomic_files import require_version
 from fedjax_pfl.federation.optimizers import formula
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, warn
 
 VERSION = "fedjax_pfl's version"
 JAX = "JAX's version"
@@ -68,10 +67,9 @@ def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -
             "Give the same settings to continue it, or another folder to start again."
         )
     if saved.get(JAX) != now.get(JAX):
-        warnings.warn(
+        warn(
             f"The checkpoints in {folder} are of JAX {saved.get(JAX)} and go on with JAX "
-            f"{now.get(JAX)}: the last digits may differ from those of one run.",
-            stacklevel=2,
+            f"{now.get(JAX)}: the last digits may differ from those of one run."
         )
 
 

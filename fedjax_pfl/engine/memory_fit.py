@@ -1,6 +1,5 @@
 """Reduction of lanes, or offloading of state, to fit a program into memory."""
 
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -14,7 +13,7 @@ from fedjax_pfl.engine.tpu_memory import with_lanes_on_chip
 from fedjax_pfl.execution import processes
 from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.utils.errors import InputError, gigabytes
+from fedjax_pfl.utils.errors import InputError, gigabytes, warn
 
 
 def available_to(federation: Federation) -> int | None:
@@ -67,11 +66,10 @@ def fit_memory(program: Program, limit: int | None) -> Program:
     if found is None and (moved := _offloaded(program)) is not None:
         found, _ = _narrowed(moved, limit)
         if found is not None:
-            warnings.warn(
+            warn(
                 f"{type(program.runs.algorithm).name} keeps clients' state in host memory "
                 f"(client_state='host'): on the device it would take {need}, and there are "
-                f"{gigabytes(limit)}.",
-                stacklevel=2,
+                f"{gigabytes(limit)}."
             )
     if found is None:
         raise _refusal(program, limit, need)

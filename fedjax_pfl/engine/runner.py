@@ -1,7 +1,6 @@
 """Execution of rounds in chunks, and the host's work between chunks."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.round_state import RoundState, initial_round_state
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import PATIENCE_ENDED, STOP_REQUESTED
-from fedjax_pfl.utils.errors import InputError, OutputError, cut, require
+from fedjax_pfl.utils.errors import InputError, OutputError, cut, require, warn
 
 if TYPE_CHECKING:
     from fedjax_pfl.engine.simulation import Simulation
@@ -119,11 +118,10 @@ class ChunkRunner:
 
     def _warn_patience(self) -> None:
         """Warn that rounds beyond the one at which patience ends are discarded."""
-        warnings.warn(
+        warn(
             f"{type(self.state.program.runs.algorithm).name} begins with the first round again: "
             f"with patience {self.patience} it ends after round {self._patience_ends()}, and its "
-            f"checkpoint is of round {self.state.round}.",
-            stacklevel=2,
+            f"checkpoint is of round {self.state.round}."
         )
         if self.checkpoints is not None:
             self.checkpoints.clear()
@@ -249,10 +247,9 @@ class ChunkRunner:
 
 
 def _warn_restart(program: Program, why: str) -> None:
-    warnings.warn(
+    warn(
         f"{type(program.runs.algorithm).name} begins with the first round again: its rounds depend "
-        f"on their number, and {why}.",
-        stacklevel=4,
+        f"on their number, and {why}."
     )
 
 

@@ -6,7 +6,6 @@ They are matched by path, with slashes or dots; the collection's name "params" i
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from fedjax_pfl.models.torch_weights import (
 from fedjax_pfl.models.weight_files import of_first_seed, read_weights
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.boundary import checked
-from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, warn
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Tree
 
@@ -131,7 +130,7 @@ def from_torch(
     given = converted(state_dict, task, inputs, own_layers, **options)
     values, match = _matched("state_dict", given, leaves, partial)
     if len(values) < len(leaves) or given.unused:
-        warnings.warn(f"A part of the state_dict was taken: {match}.", stacklevel=3)
+        warn(f"A part of the state_dict was taken: {match}.")
     return traverse_util.unflatten_dict(values, sep="/")
 
 

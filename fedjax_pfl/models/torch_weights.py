@@ -7,7 +7,6 @@ after a flattened image.
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from fedjax_pfl.models.torch_layers import (
     torch_layers_of,
 )
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.errors import InputError, require_name, warn
 
 MARKS = ("weight", "running_mean", "running_var", IGNORED)  # names of leaves that only PyTorch has
 # Names of a PyTorch module's leaves, and those that stand for them in a layer here.
@@ -188,10 +187,9 @@ def _turned(
 ) -> np.ndarray:
     """Permute a value's axes to a leaf's, or to another shape if it does not fit."""
     if leaf == "table" and np.any(value[:1]):
-        warnings.warn(
+        warn(
             f"{name}: {layer} takes id 0 for padding, with zeros for its embedding, and row 0 of "
-            "the given table is not zero.",
-            stacklevel=4,
+            "the given table is not zero."
         )
     if leaf in ("kernel", "recurrent"):
         of_image = value.ndim > 2

@@ -1,7 +1,6 @@
 """Files of weights: NPZ and safetensors. Reading them runs no code."""
 
 import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import safetensors
 from fedjax_pfl.data.files import as_path, read_bytes, reading
 from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.models.base_file import SEEN
-from fedjax_pfl.utils.errors import InputError, cut, require
+from fedjax_pfl.utils.errors import InputError, cut, require, warn
 
 TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
@@ -63,10 +62,9 @@ def of_first_seed(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first of models [seeds, ...], with a warning if there are several."""
     count = max(map(len, arrays.values()), default=1)
     if count > 1:
-        warnings.warn(
+        warn(
             f"initial_model takes the first seed's of {count} global models: another is "
-            "result.model(seed=SEED), or leaf[k] of the leaves of pfl.load_models(FILE)['global'].",
-            stacklevel=2,
+            "result.model(seed=SEED), or leaf[k] of the leaves of pfl.load_models(FILE)['global']."
         )
     return {name: leaf[0] for name, leaf in arrays.items()}
 

@@ -1,8 +1,11 @@
 """Errors that users see, and formatting of their messages."""
 
+import inspect
 import operator
+import os
 import re
 import reprlib
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 from fedjax_pfl.utils import aliases
 from fedjax_pfl.utils.name_matching import find_matches, normalized, suggestions
 
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LONGEST = 2000  # characters of a message
 USER_DEFINED = (
     "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
@@ -39,6 +43,14 @@ class UncountedRelease(InputError):
 
 class OutputError(OSError):
     """An output can't be written; the message states which file, and why."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's program that led here: the nearest outside the package."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def sentence(text: object) -> str:
