@@ -17,7 +17,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
-from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import MISSING, Table

@@ -17,7 +17,7 @@ from experiments.cli.algorithms import parse_algorithms, setting_of
 from experiments.cli.config import ExperimentConfig
 from experiments.cli.parsing import last_of_each, name_and_value
 from experiments.outputs.run_files import plain, write_text
-from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.results.model_names import PERSONALIZED, TRAINED
 
 TABLE = Path(__file__).with_name("leaderboard.toml")

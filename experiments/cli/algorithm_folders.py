@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged, remedy
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists, read_json, require_version, writing
-from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.atomic_files import output_exists, require_version, writing
+from fedjax_pfl.data.files import as_path, read_json
 
 from ..outputs import run_files, tracking
 from . import identity, provenance

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import read_json, require_version
-from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.atomic_files import require_version
+from fedjax_pfl.data.files import as_path, read_json
 from fedjax_pfl.results.result_files import OLDER, damaged, remedy
 from fedjax_pfl.utils.errors import InputError, shown
 

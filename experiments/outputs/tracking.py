@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.results.result_table import named_settings
 from fedjax_pfl.utils.errors import cut, sentence, shown
 

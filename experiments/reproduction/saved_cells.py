@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.data.files import read_json
 
 from ..cli import identity
 from ..outputs.run_files import plain, write_text

@@ -1,14 +1,13 @@
-"""Atomic output files, their versions, and JSON files."""
+"""Atomic output files, and their versions."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_pfl._version import __version__
-from fedjax_pfl.data.files import read_bytes, reading, reason
+from fedjax_pfl.data.files import reason
 from fedjax_pfl.utils.errors import InputError, OutputError, cut, shown
 
 LONGEST_NAME = 255 - len(".part-")  # what file systems take, less the prefix while writing
@@ -44,31 +43,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Raises:
-      InputError: no such file, not JSON, or another value than an object. An object that has a name
-        twice isn't JSON, as Python would silently use the last value.
-    """
-    with reading(path, "JSON"):
-        if not path.exists():
-            raise InputError(f"No file {path}.")
-        value = json.loads(read_bytes(path), object_pairs_hook=_distinct)
-    if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object, and holds a {type(value).__name__}.")
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names: set[str] = set()
-    for name, _ in pairs:
-        if name in names:
-            raise ValueError(f"{name!r:.100} is there twice")
-        names.add(name)
-    return dict(pairs)
 
 
 def check_name(what: str, name: str) -> None:

@@ -4,10 +4,12 @@ import contextlib
 import errno
 import gzip
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedjax_pfl.data.limits import free, require_memory
 from fedjax_pfl.utils.errors import InputError, shown
@@ -122,6 +124,31 @@ def read_bytes(path: Path) -> bytes:
     require_memory(str(path), require_file(path))
     with reading(path):
         return path.read_bytes()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+      InputError: no such file, not JSON, or another value than an object. An object that has a name
+        twice isn't JSON, as Python would silently use the last value.
+    """
+    with reading(path, "JSON"):
+        if not path.exists():
+            raise InputError(f"No file {path}.")
+        value = json.loads(read_bytes(path), object_pairs_hook=_distinct)
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object, and holds a {type(value).__name__}.")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"{name!r:.100} is there twice")
+        names.add(name)
+    return dict(pairs)
 
 
 def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.npz import read_npz
 from fedjax_pfl.utils.errors import InputError, require_whole
 

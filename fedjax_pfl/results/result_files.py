@@ -15,7 +15,8 @@ from typing import Any, get_origin
 import numpy as np
 
 from fedjax_pfl._version import __version__
-from fedjax_pfl.data.atomic_files import atomic_write, read_json, require_version, writing
+from fedjax_pfl.data.atomic_files import atomic_write, require_version, writing
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.results.result_fields import ResultFields
 from fedjax_pfl.utils.conversions import defined_at

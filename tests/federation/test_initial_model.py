@@ -1,7 +1,5 @@
 """Given initial values: of trees and files, matched by path and by PyTorch's names."""
 
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -123,7 +121,7 @@ def test_of_a_runs_models_the_global_one_is_taken(tmp_path):
     pfl.save_models(tmp_path / "models.npz", models)
     with pytest.warns(UserWarning, match="takes the first seed's of 2 global models") as given:
         one = federation(initial_model=tmp_path / "models.npz", partial=True)
-    assert Path(given[0].filename).name == "given_values.py"  # the user's line, not the library's
+    assert given[0].filename.endswith("given_values.py")  # the user's line, not the library's
     assert_given(one, {"head/bias": bias[0], "fc_0/kernel": kernel[0]})
     assert one.initial_match.unused == ()
     pfl.save_models(tmp_path / "own.npz", {"personalized": models["personalized"]})

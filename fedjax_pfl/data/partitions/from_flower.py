@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.image_decoding import decode_images
 from fedjax_pfl.data.parquet_files import (
     holds_images,

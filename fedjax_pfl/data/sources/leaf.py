@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
+from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import register_dataset

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.files import as_path, reading, require_file
+from fedjax_pfl.data.files import as_path, read_json, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, emnist_from_arrays
 from fedjax_pfl.data.sources.source_registry import register_dataset
