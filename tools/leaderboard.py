@@ -5,10 +5,7 @@ makes, and from `timings.json`, the output of case i of `tools.benchmark`. The s
 same page.
 """
 
-import itertools
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +16,24 @@ from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from fedjax_pfl.data.files import read_json
 from fedjax_pfl.results.intervals import mean_with_interval
-from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import MISSING, Table
 from fedjax_pfl.utils.metric_names import ACCURACY
 from tools import arguments, leaderboard_pictures
+from tools import leaderboard_findings as findings
 from tools.benchmark.cases import of_fedavg
-from tools.leaderboard_board import Board, by_client, edges, harmed, remarks, scores
-from tools.leaderboard_cells import MOMENTS, kept, rows, tasks
+from tools.leaderboard_board import (
+    Board,
+    edges,
+    harmed,
+    harmed_by_seed,
+    remarks,
+    scores,
+    wrong_moments,
+)
+from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
+from tools.leaderboard_findings import PAPERS, listed
 
-CIFAR = "CIFAR-10 (JPEG, 125 images, `cnn`, one local epoch, the first rows alone)"
+CIFAR = "CIFAR-10 (JPEG, 125 images, `cnn`, one local epoch)"
 SETTINGS = {
     "dirichlet": ("Dirichlet", "Fashion-MNIST, 20 clients, Dir(0.1) over classes"),
     "grouped": ("Grouped", "Fashion-MNIST, 20 clients in four groups, 80 % of their samples of the "
@@ -40,22 +46,12 @@ SETTINGS = {
     "drift": ("Drift", "Fashion-MNIST, 20 clients, Dir(1); from round 11 on all images are rotated "
               "by 90 degrees"),
     "ag_news": ("AG News", "AG News, 20 clients, Dir(0.3); `fasttext` with 16 units"),
+    "long_grouped": ("Grouped, 100 rounds", "as Grouped, with 100 rounds"),
     "cifar10_dirichlet": ("CIFAR-10, Dirichlet", f"{CIFAR}, 20 clients, Dir(0.1)"),
     "cifar10_pathological": ("CIFAR-10, pathological", f"{CIFAR}, 20 clients with two classes "
                              "each"),
     "cifar10_sampled": ("CIFAR-10, 100 clients, sampled", f"{CIFAR}, 100 clients, Dir(0.5); a "
                         "fifth takes part in each round"),
-}  # fmt: skip
-# The rivals that each paper's main table places below its method in most columns of skewed labels.
-PAPERS = {
-    "feddwa": "local fedavg fedprox fedavgm fedavg_ft sfl perfedavg pfedme cfl fedrod fedamp "
-              "fedfomo l2c",
-    "waffle": "local fedavg scaffold apfl",
-    "cwfedavg": "fedavg fedprox fedfomo cfl ifca",
-    "spfl": "fedavg fedupdate perfedavg_spfl pfedme spfl_w",
-    "plga": "fedavg fedasync perfedavg_async",
-    "pfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
-    "heurpfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
 }  # fmt: skip
 FEW = 12  # of the best, in the picture
 BASELINES = ("local", "fedavg", "fedavg_ft")
@@ -63,31 +59,39 @@ TIMINGS = "timings.json"
 TEXT = """\
 # Leaderboard
 
-![Left: mean ranks, of the first rows, papers' methods and baselines. Right: accuracy by time of a
-round.](ranks.png)
+![Left: mean ranks. Right: accuracy by time of a round.](ranks.png)
 
-*The ranks of {count} of {asked} algorithms in {settings} settings, each tuned by the same rule; the
-five papers' methods and three baselines are orange.*
+*{shown} of {count} rows in {settings} settings, all tuned by the same rule: the first {few}, the
+last, and in orange the papers' methods and three baselines.*
 
 ## What may be concluded
 
-{conclusions}
+A model is scored as the client *received* it, and when a copy has been *trained* for one more
+round. *Chosen*, as here but for FedAvg, is the better of the two on validation samples.
+
+{settings_table}
+
+*Clearly*: the 95 % interval of the difference over three seeds, paired by seed, excludes 0; it is
+not corrected for the number of rows, of which chance alone makes one in forty clear.
+
+{near_local}
+
+{tests}
 
 Settings that deal the samples of one data set differently are no independent tasks: true p-values
-are larger. Not shown are longer runs, other networks, and what is [not in
-the table](#not-in-the-table).
+are larger. Intervals are of seeds, not of other partitions. Not shown are other networks, and what
+is [not in the table](#not-in-the-table).
 
 ## How it was measured
 
 - **Trials.** In each setting each row tries 15 combinations on validation samples, with one seed:
   five learning rates and three values of its main hyperparameter, one of them published or our
   default ([table]({table_file})). A row without one tries fifteen learning rates over the same
-  range. Other hyperparameters have their defaults.
-- **Moments.** A model is scored as the client *received* it, and when a copy has been *trained* for
-  one more round. Each moment has the combination that is best on its own validation samples.
-  *Chosen* is the moment that is better on validation samples: to train once more is a choice, and
-  FedAvg has it as all others. What a client holds without the server, as of `local` or `ditto`, is
-  received; `fedavg_ft` is received as fine-tuned for a tuned number of epochs.
+  range. Other hyperparameters have their defaults.{edges}
+- **Moments.** Each has the combination that is best on its own validation samples. To train once
+  more is a choice, and FedAvg has it as all others. In {wrong:.0f} % of cells the chosen moment is
+  the worse one on test samples. What a client holds without the server, as of `local` or `ditto`,
+  is received; `fedavg_ft` is received as fine-tuned for a tuned number of epochs.
 - **Scores** are of three other seeds (± half of the 95 % interval), on test samples, after the last
   round. The partition is that of the tuning. The [cells](cells) have each client's accuracy, all
   trials, and the commands that repeat them; they took {spent:.1f} CPU hours.
@@ -96,13 +100,14 @@ the table](#not-in-the-table).
 |---|---|
 {described}
 
-Clients have at most 300 samples, a fifth for validation; an `mlp` with one hidden layer trains for
-20 rounds of two local epochs.
+Clients have at most 300 samples, of which a fifth is for validation, and 300 test samples (100 with
+100 clients and with texts). The network is an `mlp` with one hidden layer where no other is named;
+it trains for 20 rounds of two local epochs. Longer runs and CIFAR-10 are for {first} rows alone.
 
 ## The papers' claims
 
-Each paper's main table has its method above these rivals in most columns. By means over clients and
-seeds, however small the difference, it is here:
+Each paper's main table has its method above these rivals in most columns. {alone} marks settings in
+which its clients nearly train alone. Here it is:
 
 {claims}
 
@@ -110,11 +115,11 @@ seeds, however small the difference, it is here:
 
 Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Worst: the worst tenth
 of clients. Harmed: percent of [pairs](../comparing.md#harmed-clients) of client and seed that are
-worse than `local` as received, or FedAvg's trained model, by more than a standard error; of equal
-models about 25. MB: up and down, of a client in a round of the first setting. Round: its time
-divided by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Self-weight: a
-client's weight on its own model in the last rounds, where recorded; at 1 it trains
-alone.{edges}{remarks}
+worse by more than a standard error, of the model as received and as trained, than `local` as
+received and than FedAvg's trained model; another seed of the same row harms {harmed:.0f}. MB: up
+and down, of a client in a round of the first setting. Round: its time divided by FedAvg's (within a
+third it is noise); Compile: seconds, on {machine}. Self-weight: range over the settings of clients'
+mean weight on their own models in the last rounds, of *chosen*, where recorded.{remarks}
 
 {overall}
 
@@ -170,26 +175,29 @@ def timings(folder: Path) -> Timings:
 
 def overall(board: Board, measured: Timings) -> Table:
     """Return the table of means over settings, with the benchmark's times."""
-    heading = ["Algorithm", "Rank", "Range", *(f"{m}" for m in ("Received", "Trained", "Chosen")),
-               "Worst, received", "Worst, trained", "Harmed vs local, received",
-               "Harmed vs local, trained", "Harmed vs FedAvg, received",
-               "Harmed vs FedAvg, trained", "Self-weight", "MB", "Round", "Compile"]  # fmt: skip
+    heading = ["Algorithm", "Rank", "Range", "Received", "Trained", "Chosen", "Worst, received",
+               "Worst, trained", "Received, harmed vs `local`", "Trained, harmed vs `local`",
+               "Received, harmed vs FedAvg trained", "Trained, harmed vs FedAvg trained",
+               "Self-weight", "MB", "Round", "Compile"]  # fmt: skip
     ranking, body = board.ranking("chosen", board.names, board.settings), []
     for k, name in enumerate(board.names):
         own = [board.cells[s, name] for s in board.settings]
         line: list[float] = [np.mean([scores(one, m).mean() for one in own])
                              for m in (*MOMENTS, "chosen")]  # fmt: skip
-        line += [100 * np.mean([ACCURACY.worst_tenth(by_client(one, m)).mean() for one in own])
-                 for m in MOMENTS]  # fmt: skip
+        line += [100 * np.mean([ACCURACY.worst_tenth(one.scores[m].by_client).mean()
+                                for one in own]) for m in MOMENTS]  # fmt: skip
         for base, at in (("local", "received"), ("fedavg", "trained")):
-            line += [np.mean([harmed(one, m, board.cells[one.setting, base], at) for one in own])
+            theirs = [board.cells[s, base].scores[at].by_client for s in board.settings]
+            line += [np.mean([harmed(one.scores[m].by_client, other, np.array(one.test_sizes))
+                              for one, other in zip(own, theirs, strict=True)])
                      for m in MOMENTS]  # fmt: skip
-        ranks, itself = ranking.ranks[:, k], board.self_weights(name).mean()
+        ranks, itself = ranking.ranks[:, k], board.self_weights(name)
         body.append([
             f"[`{name}`](../algorithms/{name}.md){' *' * board.changed(name)}",
             f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
             *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
-            MISSING if np.isnan(itself) else f"{itself:.2f}",
+            MISSING if np.isnan(itself).all() else
+            f"{np.nanmin(itself):.2f}-{np.nanmax(itself):.2f}",
             f"{own[0].mb_up + own[0].mb_down:.2f}",
             *(MISSING if name not in known else f"{known[name]:{form}}"
               for known, form in ((measured.rounds, ".2f"), (measured.compile, ".1f"))),
@@ -210,71 +218,6 @@ def by_setting(board: Board, moment: str) -> Table:
     return Table.of_cells(["Algorithm", *(SETTINGS[s][0] for s in board.finished)], body)
 
 
-def conclusions(board: Board) -> str:
-    """Return what means and tests say, a paragraph for each moment and group of settings."""
-
-    def mean(name: str, moment: str) -> float:
-        return float(np.mean([scores(board.cells[s, name], moment) for s in board.settings]))
-
-    chosen = {name: mean(name, "chosen") for name in board.names}
-    top, last = max(chosen, key=chosen.__getitem__), min(chosen, key=chosen.__getitem__)
-    found = [
-        f"FedAvg's model is at {mean('fedavg', 'received'):.1f} % as the client received it, and "
-        f"at {mean('fedavg', 'trained'):.1f} % after one more local training. With the moment "
-        f"chosen for each, all rows are between {chosen[last]:.1f} (`{last}`) and "
-        f"{chosen[top]:.1f} % (`{top}`), `local` at {chosen['local']:.1f}."
-    ]
-    alone = {name: int((board.self_weights(name) > LOCAL).sum()) for name in board.names}
-    near = ", ".join(f"`{name}` ({count})" for name, count in alone.items() if count)
-    if near:
-        found.append(
-            f"Clients end with a mean self-weight above {LOCAL:.0%}, which is local training in "
-            f"effect, in so many of the {len(board.settings)} settings: {near}."
-        )
-    groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
-    for settings, moment in itertools.product(groups, ("chosen", *MOMENTS)):
-        names = board.scored(settings)
-        ranking = board.ranking(moment, names, settings)
-        ranks = dict(sorted(zip(names, ranking.mean_ranks, strict=True), key=lambda one: one[1]))
-        order, reach = list(ranks), ranking.critical_difference()
-        worse = [name for name in order if ranks[name] > ranks[order[0]] + reach]
-        found.append(
-            f"**{moment.capitalize()}, {len(names)} rows in {len(settings)} settings.** Friedman's "
-            f"test: p = {ranking.friedman().p_value:.1g}. By Nemenyi's critical difference at 5 %, "
-            f"{reach:.1f} ranks, {listed(worse) or 'no row'} can be told apart from the first, "
-            f"{listed(order[:1])}."
-        )
-    return "\n\n".join(found)
-
-
-def claims(board: Board) -> str:
-    """Return how often each paper's method exceeds its rivals, and which of them exceed it."""
-    found = []
-    for name, words in PAPERS.items():
-        own = [one for s in board.finished if (one := board.scored_cell(s, name))]
-        if not own:
-            continue
-        all_ = words.split()
-        rivals = [one for one in all_ if all(board.scored_cell(c.setting, one) for c in own)]
-        text = f"- `{name}`, {len(rivals)} of {len(all_)} rivals run ({listed(rivals)})."
-        for moment in MOMENTS if rivals else ():
-            above = [[one for one in rivals if scores(board.cells[c.setting, one], moment).mean()
-                      >= scores(c, moment).mean()] for c in own]  # fmt: skip
-            times = Counter(itertools.chain(*above)).most_common()
-            ahead = ", ".join(f"`{one}` ({k})" for one, k in times if 2 * k > len(own))
-            won = [SETTINGS[c.setting][0] for c, a in zip(own, above, strict=True) if not a]
-            where = f" ({'; '.join(won)})" * bool(won)
-            text += (f" {moment.capitalize()}: above all in {len(won)} of {len(own)} settings"
-                     f"{where}; in most behind {ahead or 'none'}.")  # fmt: skip
-        found.append(text)
-    return "\n".join(found)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as inline code."""
-    return ", ".join(f"`{name}`" for name in names)
-
-
 def absent(board: Board) -> str:
     """Return why algorithms are not in the ranking, and what is not run at which cost."""
     lines = [f"- `{name}`: {row.out}." for name, row in rows().items() if row.out]
@@ -284,23 +227,28 @@ def absent(board: Board) -> str:
     asked = dict.fromkeys(one.algorithm for one in board.tasks)
     later = [name for name in asked if name not in (*board.names, *errors)]
     old = list(filter(board.changed, board.names))
-    groups = ("Not run in all settings", later), ("Measured before their changes, marked *", old)
+    groups = ("Not complete yet", later), ("Measured before their changes, marked *", old)
     lines += [f"- {what}: {listed(names)}." for what, names in groups if names]
     for setting, hours in board.hours().items():
+        title, clients = SETTINGS[setting]
+        what = f"The rest of {title}" if setting in board.finished else f"{title} ({clients})"
         time = "an unknown number of" if np.isnan(hours) else f"about {hours:.1f}"
-        lines.append(f"- What is not run in {SETTINGS[setting][0]} takes {time} CPU hours.")
+        lines.append(f"- {what} takes {time} CPU hours.")
     return "\n".join(lines)
 
 
 def write(folder: Path, board: Board) -> None:
     """Write the page and its pictures."""
     measured, names = timings(folder), board.names
+    titles, marked = {key: title for key, (title, _) in SETTINGS.items()}, (*BASELINES, *PAPERS)
+    shown = [one for k, one in enumerate(names) if k < FEW or one in marked or one == names[-1]]
     text = TEXT.format(
-        count=len(names), settings=len(board.settings),
-        asked=len({one.algorithm for one in board.tasks}),
+        shown=len(shown), few=FEW, first=FIRST, count=len(names), settings=len(board.settings),
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
-        conclusions=conclusions(board),
-        claims=claims(board), edges=edges(board), remarks=remarks(board),
+        settings_table=findings.by_setting(board, titles).to_markdown(), alone=findings.ALONE,
+        near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
+        claims=findings.claims(board, titles), edges=edges(board), remarks=remarks(board),
+        wrong=wrong_moments(board), harmed=harmed_by_seed(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {' | '.join(SETTINGS[s])} |" for s in board.finished),
         machine=measured.machine,
@@ -308,8 +256,6 @@ def write(folder: Path, board: Board) -> None:
         by_setting="\n\n".join(f"### {moment.capitalize()}\n\n"
                                f"{by_setting(board, moment).to_markdown()}" for moment in MOMENTS),
     )  # fmt: skip
-    marked = (*BASELINES, *PAPERS)
-    shown = [name for k, name in enumerate(names) if k < FEW or name in marked]
     ranking = board.ranking("chosen", names, board.settings)
     leaderboard_pictures.picture(
         folder / "ranks.png", ranking, [measured.rounds.get(name, np.nan) for name in names],

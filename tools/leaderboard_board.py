@@ -12,7 +12,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.results.significance import FEWEST, Ranking
-from tools.leaderboard_cells import FIRST, MOMENTS, Cell, Cells, Task, missing, rows
+from tools.leaderboard_cells import FIRST, MOMENTS, Cell, Cells, Scores, Task, missing, rows
 
 NEARLY = "self-weight"  # is in the remark on it
 ENOUGH = 0.9  # of the first rows, for a setting to count
@@ -85,9 +85,8 @@ class Board:
 
     def self_weights(self, name: str) -> np.ndarray:
         """Return clients' mean weights on their own models in the settings, NaN if not recorded."""
-        own = [self.cells[s, name] for s in self.settings]
-        known = [one.scores[chosen_moment(one)].self_weight for one in own]
-        return np.array(known, float)
+        own = [of_moment(self.cells[s, name], "chosen").self_weight for s in self.settings]
+        return np.array(own, float)
 
     def hours(self) -> dict[str, float]:
         """Return the CPU hours of the cells that are missing, by setting; NaN where none is known.
@@ -118,25 +117,42 @@ def chosen_moment(cell: Cell) -> str:
     return max(MOMENTS, key=lambda moment: np.nanmax([*cell.validation[moment], -1]))
 
 
-def by_client(cell: Cell, moment: str) -> np.ndarray:
-    """Return accuracies [S, N] of a moment, or of the "chosen" one."""
-    return cell.scores[chosen_moment(cell) if moment == "chosen" else moment].by_client
+def of_moment(cell: Cell, moment: str) -> Scores:
+    """Return the scores of a moment, or of the "chosen" one."""
+    return cell.scores[chosen_moment(cell) if moment == "chosen" else moment]
 
 
 def scores(cell: Cell, moment: str) -> np.ndarray:
     """Return percent by seed [S], means over clients."""
-    return 100 * np.nanmean(by_client(cell, moment), axis=1)
+    return 100 * np.nanmean(of_moment(cell, moment).by_client, axis=1)
 
 
-def harmed(cell: Cell, moment: str, baseline: Cell, its_moment: str) -> float:
-    """Return the percentage of pairs that are worse by more than a standard error."""
-    sizes = np.array(cell.test_sizes)
-    mine, other = (np.rint(by_client(one, at) * sizes)
-                   for one, at in ((cell, moment), (baseline, its_moment)))  # fmt: skip
-    mean = (mine + other) / (2 * sizes)
+def harmed(one: np.ndarray, other: np.ndarray, sizes: np.ndarray) -> float:
+    """Return the percentage of pairs in which `one` is worse by more than a standard error.
+
+    Args:
+      one, other: accuracies [S, N]; sizes: test samples [N].
+    """
+    mine, its = np.rint(one * sizes), np.rint(other * sizes)
+    mean = (mine + its) / (2 * sizes)
     errors = np.sqrt(mean * (1 - mean) / sizes)
-    gains = Gains((mine - other) / sizes, errors, tuple(cell.seeds), np.arange(len(sizes)))
+    gains = Gains((mine - its) / sizes, errors, tuple(range(len(one))), np.arange(len(sizes)))
     return 100 * float(np.nanmean(gains.harmed))
+
+
+def harmed_by_seed(board: Board) -> float:
+    """Return the mean percentage of pairs that another seed of the same row harms."""
+    cells = [board.cells[at] for at in itertools.product(board.settings, board.names)]
+    own = [(of_moment(one, "chosen").by_client, np.array(one.test_sizes)) for one in cells]
+    return float(np.mean([harmed(a, np.roll(a, 1, axis=0), sizes) for a, sizes in own]))
+
+
+def wrong_moments(board: Board) -> float:
+    """Return the percentage of cells in which validation samples choose the worse moment."""
+    cells = [board.cells[at] for at in itertools.product(board.settings, board.names)]
+    best = [max(scores(one, moment).mean() for moment in MOMENTS) for one in cells]
+    own = [scores(one, "chosen").mean() for one in cells]
+    return 100 * float(np.mean(np.less(own, best)))
 
 
 def edges(board: Board) -> str:
@@ -151,9 +167,7 @@ def edges(board: Board) -> str:
                 if sum(value == end(tried) for value, tried in numbers) > len(own) / 2:
                     found.setdefault(f"{word} {key.rpartition('.')[2]}", []).append(f"`{name}`")
     text = "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items())
-    return f" Values beyond those tried may suit rows that choose most often the {text}." * bool(
-        text
-    )
+    return f" Others may suit rows that choose most often the {text}." * bool(text)
 
 
 def remarks(board: Board) -> str:

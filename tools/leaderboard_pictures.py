@@ -13,6 +13,8 @@ from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results.plots import COLOURS, GREY
 from fedjax_pfl.results.significance import Ranking
 
+DEPTH = 6.0  # points below the median to which accuracies are drawn
+
 
 def picture(
     path: Path,
@@ -27,13 +29,13 @@ def picture(
       path: of the PNG file.
       ranking: of all rows.
       times: of their rounds, in FedAvg's; NaN where unknown.
-      shown: rows with a rank.
-      marked: rows with a name beside their accuracy; they have another colour.
+      shown: rows with a rank, and a name beside their accuracy.
+      marked: those of another colour.
     """
     figure = Figure(figsize=(11, 0.9 + 0.2 * max(16, len(shown))), layout="constrained")
     left, right = figure.subplots(1, 2)
     _ranks(left, ranking, shown, marked)
-    _costs(right, ranking, times, marked)
+    _costs(right, ranking, times, shown, marked)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     with atomic_write(path) as part:
@@ -59,25 +61,29 @@ def _ranks(axes: Axes, ranking: Ranking, shown: Sequence[str], marked: Collectio
 
 
 def _costs(
-    axes: Axes, ranking: Ranking, times: Sequence[float], marked: Collection[str]
-) -> None:  # fmt: skip
-    """Draw the mean accuracy by the time of a round, with the names of the best for their time."""
+    axes: Axes,
+    ranking: Ranking,
+    times: Sequence[float],
+    shown: Collection[str],
+    marked: Collection[str],
+) -> None:
+    """Draw the mean accuracy by the time of a round; triangles are below the axis."""
     means, named = ranking.scores.mean(axis=0), []
-    for k in np.argsort(times):
-        leads = not any(times[i] <= times[k] and means[i] > means[k] for i in range(len(means)))
-        name = ranking.names[k]
+    bottom = max(means.min(), float(np.median(means)) - DEPTH)
+    for name, time, mean in zip(ranking.names, times, means, strict=True):
         colour = COLOURS[1] if name in marked else COLOURS[0]
-        axes.plot(times[k], means[k], "o", color=colour, markersize=4)
-        if leads or name in marked:
-            named.append((name, (times[k], means[k])))
+        axes.plot(time, max(mean, bottom), "o" if mean >= bottom else "v", color=colour,
+                  markersize=4)  # fmt: skip
+        if name in shown and not np.isnan(time):
+            named.append((name, (time, max(mean, bottom))))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks([1, 2, 5, 10])
-    axes.set_ylim(bottom=float(np.quantile(means, 0.05)) - 1)
+    axes.set_ylim(bottom=bottom - 0.5)
     axes.set_xlabel("time of a round divided by FedAvg's", fontsize=8)
-    axes.set_ylabel("accuracy %, mean over settings", fontsize=8)
-    _names(axes, named, list(zip(times, means, strict=True)))
+    axes.set_ylabel("accuracy % (chosen), mean over settings", fontsize=8)
+    _names(axes, named, list(zip(times, np.maximum(means, bottom), strict=True)))
 
 
 def _names(
@@ -85,19 +91,19 @@ def _names(
     named: Sequence[tuple[str, tuple[float, float]]],
     points: Sequence[tuple[float, float]],
 ) -> None:
-    """Write names beside their points, each at the nearest place where it covers nothing."""
+    """Write names beside their points where they cover nothing."""
     axes.figure.draw_without_rendering()  # lays the panels out
     known = [point for point in points if not np.isnan(point).any()]
     taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in axes.transData.transform(known)]
     for name, point in named:
-        offsets = [(5 if right else -5, up) for up in (-2, 6, -10, 14, -18, 22) for right in (1, 0)]
+        offsets = [(5 if right else -5, up) for up in (-2, 6, -10) for right in (1, 0)]
         for x, y in offsets:
             side = "left" if x > 0 else "right"
             text = axes.annotate(
                 name, point, (x, y), textcoords="offset points", ha=side, fontsize=7
             )
             box = text.get_window_extent()
-            if box.count_overlaps(taken) == 0 or (x, y) == offsets[-1]:
+            if box.count_overlaps(taken) == 0:
+                taken.append(box)
                 break
             text.remove()
-        taken.append(box)

@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from experiments import study, sweep
 from experiments.cli import flags
 from tools import leaderboard, leaderboard_board, leaderboard_cells, leaderboard_queue
+from tools import leaderboard_findings as findings
 from tools.benchmark.cases import of_fedavg
 from tools.leaderboard_cells import Cell, Row, Scores, Task
 
@@ -74,7 +75,8 @@ def test_tasks_are_the_presets_settings_one_after_the_other():
     tasks = leaderboard_cells.tasks()
     settings = list(dict.fromkeys(one.setting for one in tasks))
     assert settings == list(leaderboard.SETTINGS)
-    assert [tasks[24].setting, tasks[24 * 7].algorithm] == ["grouped", "ifca"]  # first, 24 rows
+    assert [tasks[25].setting, tasks[25 * 7].algorithm] == ["grouped", "ifca"]  # first, 25 rows
+    assert [one.setting for one in tasks[-25:]] == ["cifar10_sampled"] * 25
     runs = [one for one in tasks if one.setting == "sampled"]
     assert [one.algorithm for one in runs] == [
         name for name, row in leaderboard_cells.rows().items() if not row.out
@@ -153,14 +155,19 @@ def test_what_is_ranked():
     assert leaderboard_board.chosen_moment(found["drift", "fedavg"]) == "trained"
     assert leaderboard_board.chosen_moment(found["drift", "fedprox"]) == "received"
     assert leaderboard_board.scores(found["drift", "fedavg"], "chosen") == pytest.approx([70, 70])
-    local, fedavg = found["drift", "local"], found["drift", "fedavg"]
-    assert leaderboard_board.harmed(fedavg, "trained", local, "received") == 100
-    assert leaderboard_board.harmed(local, "received", fedavg, "trained") == 0
+    local, fedavg = (
+        leaderboard_board.of_moment(found["drift", name], "chosen").by_client
+        for name in ("local", "fedavg")
+    )
+    assert leaderboard_board.harmed(fedavg, local, np.array([100, 100])) == 100
+    assert leaderboard_board.harmed(local, fedavg, np.array([100, 100])) == 0
+    assert leaderboard_board.harmed_by_seed(board) == 0  # the seeds are alike
+    assert leaderboard_board.wrong_moments(board) == 0
     assert board.hours() == {}
     del found["drift", "fedprox"], found["drift", "local"]
     found["grouped", "fedprox"] = replace(found["grouped", "fedprox"], command="of other flags")
     found["features", "local"] = replace(found["features", "local"], revision="0.1")
-    with pytest.raises(pfl.InputError, match="4 settings have cells of 90% of the first 24"):
+    with pytest.raises(pfl.InputError, match="4 settings have cells of 90% of the first 25"):
         leaderboard_board.Board.of(found, TASKS)
     del found["grouped", "fedprox"]
     found |= {("grouped", "fedprox"): cells()["grouped", "fedprox"]}
@@ -171,7 +178,7 @@ def test_what_is_ranked():
 
 
 def test_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(leaderboard, "PAPERS", {"fedprox": "local fedavg", "waffle": "local"})
+    monkeypatch.setattr(findings, "PAPERS", {"fedprox": "local fedavg", "waffle": "local"})
     found = cells()
     few = [Task(name, "cifar10_sampled", ("--x",)) for name in ("local", "fedavg")]
     found |= {(one.setting, one.algorithm): cell(one, (0.9, 0.8), (0.9, 0.8)) for one in few}
@@ -187,25 +194,27 @@ def test_the_page(tmp_path, monkeypatch):
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings}))
     leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS + few))
     page = (tmp_path / "README.md").read_text()
-    assert "3 of 4 algorithms in 5 settings" in page and "Compile: seconds, on a CPU." in page
+    assert "*3 of 3 rows in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
-    assert (
-        row.endswith("| 0.97 | 0.40 | 2.40 | 4.0 |") and "`fedprox`: b (5 of 5 settings)." in page
-    )
-    assert "in so many of the 5 settings: `fedprox` (5)." in page
-    assert "own remarks: `fedprox`: a (5 of 5 settings);" in page
+    assert row.endswith("| 0.97-0.97 | 0.40 | 2.40 | 4.0 |")
+    assert "clients of `fedprox` (5) end with a mean self-weight above 95% in so many" in page
+    assert "training. 5 of these 5 clearly differ from `local`." in page
+    assert "own remarks: `fedprox`: a (5 of 5 settings); `fedprox`: b (5 of 5 settings)." in page
     finite = "the aggregated values of {} were not finite and were not used, first in round 3"
     for who in ("client 3", "clients 3, 7 (b, c)", "12 clients (0, 1, ...)"):
         said = leaderboard_board.kind(finite.format(who))
         assert said == "the aggregated values were not finite"
     assert "Drift |" not in page and "| `local` | 85.00 ± 0.00 |" in page
-    assert "FedAvg's model is at 55.0 % as the client received it, and at 70.0 % after one" in page
+    line = "| Grouped | 55.0 | 70.0 | 85.0 | `local` | 85.0 | +0.0 ± 0.0 | 0 | 1 of 3 |"
+    assert line in page
     assert "marked *: `local`, `fedprox`, `fedavg`." in page and "took 0.2 CPU hours" in page
-    assert "- What is not run in Drift takes about 0.0 CPU hours." in page
+    assert "by 90 degrees) takes about 0.0 CPU hours." in page
     assert "- `waffle`: features: InputError: too many" in page and "- `fedbn`: no network" in page
-    assert "- `fedprox`, 2 of 2 rivals run (`local`, `fedavg`). Received: above all in 0 of" in page
-    assert " 5 settings; in most behind `local` (5). Trained: above all in 0 of 5 settings" in page
+    claim = "2 of 2 rivals run (`local`, `fedavg`). *Chosen*: above all in 0 of 5 settings, clearly"
+    assert f"- [`fedprox`](../algorithms/fedprox.md), {claim} in 0; clearly below one in 5" in page
+    assert "*Received*: above all in 0 of 5 settings, clearly in 0; clearly below one in 5" in page
+    assert " (`local` in 5). *Trained*:" in page and "Leaving out one setting keeps" in page
     assert "Chosen, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page
     assert "most often the smallest learning_rate: `local`, `fedprox`, `fedavg`." in page
     assert (tmp_path / "ranks.png").read_bytes()[1:4] == b"PNG"

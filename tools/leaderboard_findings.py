@@ -1,0 +1,149 @@
+"""What the leaderboard's cells say: a table of settings, and sentences."""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjax_pfl.results.intervals import interval
+from fedjax_pfl.results.notes import LOCAL
+from fedjax_pfl.results.table import Table
+from tools.leaderboard_board import Board, of_moment, scores
+from tools.leaderboard_cells import MOMENTS, rows
+
+# The rivals that each paper's main table places below its method in most columns of skewed labels.
+PAPERS = {
+    "feddwa": "local fedavg fedprox fedavgm fedavg_ft sfl perfedavg pfedme cfl fedrod fedamp "
+              "fedfomo l2c",
+    "waffle": "local fedavg scaffold apfl",
+    "cwfedavg": "fedavg fedprox fedfomo cfl ifca",
+    "spfl": "fedavg fedupdate perfedavg_spfl pfedme spfl_w",
+    "plga": "fedavg fedasync perfedavg_async",
+    "pfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
+    "heurpfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
+}  # fmt: skip
+NOTES = {"plga": "Its paper is about late clients, and none is late here."}
+WAYS = ("chosen", *MOMENTS)
+ALONE = "†"
+
+
+def difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Return the mean difference of two rows [S] and half of its 95 % interval, paired by seed."""
+    return float((one - other).mean()), interval(one - other) or 0.0
+
+
+def clearly_above(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether the interval of the difference excludes 0 and what is below."""
+    mean, half = difference(one, other)
+    return mean > half
+
+
+def by_setting(board: Board, titles: Mapping[str, str]) -> Table:
+    """Return a table of the settings: FedAvg, `local`, the first row, and how many are near it."""
+    body = []
+    for setting in board.finished:
+        cells = {name: one for name in rows() if (one := board.scored_cell(setting, name))}
+        own = {name: scores(one, "chosen") for name, one in cells.items()}
+        first = max(own, key=lambda name: own[name].mean())
+        fedavg = (f"{scores(cells['fedavg'], moment).mean():.1f}" for moment in MOMENTS)
+        mean, half = difference(own[first], own["local"])
+        level = sum(not clearly_above(own[first], one) for one in own.values())
+        above = sum(clearly_above(one, own["local"]) for one in own.values())
+        body.append([titles[setting], *fedavg, f"{own['local'].mean():.1f}", f"`{first}`",
+                     f"{own[first].mean():.1f}", f"{mean:+.1f} ± {half:.1f}",
+                     f"{above}", f"{level} of {len(own)}"])  # fmt: skip
+    return Table.of_cells(
+        ["Setting", "FedAvg, received", "FedAvg, trained", "`local`", "First", "its %",
+         "minus `local`", "Rows clearly above `local`", "Not clearly below the first"],
+        body,
+    )  # fmt: skip
+
+
+def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
+    """Return what tests say of the ranks, a paragraph for each moment and group of settings."""
+    found = []
+    groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
+    for settings, moment in itertools.product(groups, WAYS):
+        names = board.scored(settings)
+        ranking = board.ranking(moment, names, settings)
+        means, reach = ranking.mean_ranks, ranking.critical_difference()
+        order = np.argsort(means, kind="stable")
+        worse = [names[k] for k in order if means[k] > means.min() + reach]
+        others = {
+            setting: names[np.delete(ranking.ranks, k, axis=0).mean(axis=0).argmin()]
+            for k, setting in enumerate(settings)
+        }
+        first = names[order[0]]
+        changes = [f"`{one}` without {titles[s]}" for s, one in others.items() if one != first]
+        found.append(
+            f"**{moment.capitalize()}, {len(names)} rows in {len(settings)} settings.** Friedman's "
+            f"test: p = {ranking.friedman().p_value:.1g}. By Nemenyi's critical difference at 5 %, "
+            f"{reach:.1f} ranks, {listed(worse) or 'no row'} can be told apart from the first, "
+            f"`{first}`. Leaving out one setting "
+            f"{f'changes the first{bracketed(changes)}' if changes else 'keeps the first'}."
+        )
+    return "\n\n".join(found)
+
+
+def near_local(board: Board) -> str:
+    """Return a sentence on rows whose clients hardly mix; "" if there is none."""
+    found, differ = Counter(), 0
+    for setting, name in itertools.product(board.settings, board.names):
+        cell, local = board.cells[setting, name], board.cells[setting, "local"]
+        alone = [m for m in MOMENTS if trains_alone(board, setting, name, m)]
+        found[name] += bool(alone)
+        gaps = [difference(scores(cell, m), scores(local, m)) for m in alone]
+        differ += any(abs(mean) > half for mean, half in gaps)
+    near = [f"`{name}` ({count})" for name, count in found.items() if count]
+    return (
+        f"As received or trained, clients of {', '.join(near)} end with a mean self-weight above "
+        f"{LOCAL:.0%} in so many of the {len(board.settings)} settings: nearly local training. "
+        f"{differ} of these {found.total()} clearly differ from `local`."
+    ) * bool(near)
+
+
+def trains_alone(board: Board, setting: str, name: str, moment: str) -> bool:
+    """Return whether an algorithm's clients there give nearly all weight to their own models."""
+    return (of_moment(board.cells[setting, name], moment).self_weight or 0.0) > LOCAL
+
+
+def claims(board: Board, titles: Mapping[str, str]) -> str:
+    """Return how each paper's method stands to its rivals, a paragraph each."""
+    found = []
+    for name, words in PAPERS.items():
+        settings = [s for s in board.finished if board.scored_cell(s, name)]
+        rivals = [one for one in words.split() if settings
+                  and all(board.scored_cell(s, one) for s in settings)]  # fmt: skip
+        if not rivals:
+            continue
+        text = (f"- [`{name}`](../algorithms/{name}.md), {len(rivals)} of {len(words.split())} "
+                f"rivals run ({listed(rivals)}).")  # fmt: skip
+        for moment in WAYS:
+            own = {s: scores(board.cells[s, name], moment) for s in settings}
+            theirs = {s: {one: scores(board.cells[s, one], moment) for one in rivals}
+                      for s in settings}  # fmt: skip
+            won = [s for s in settings if own[s].mean() > max(r.mean() for r in theirs[s].values())]
+            clear = [s for s in won if all(clearly_above(own[s], r) for r in theirs[s].values())]
+            ahead = {s: [one for one, r in theirs[s].items() if clearly_above(r, own[s])]
+                     for s in settings}  # fmt: skip
+            most = Counter(itertools.chain(*ahead.values())).most_common(3)
+            where = [titles[s] + ALONE * trains_alone(board, s, name, moment) for s in won]
+            text += (
+                f" *{moment.capitalize()}*: above all in {len(won)} of {len(settings)} settings"
+                f"{bracketed(where)}, clearly in {len(clear)}; clearly below one in "
+                f"{sum(map(bool, ahead.values()))}"
+                f"{bracketed([f'`{one}` in {k}' for one, k in most])}."
+            )
+        found.append(f"{text} {NOTES.get(name, '')}".strip())
+    return "\n".join(found)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as inline code."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def bracketed(words: Sequence[str]) -> str:
+    """Return words in brackets after a blank, or nothing without any."""
+    return f" ({'; '.join(words)})" if words else ""
