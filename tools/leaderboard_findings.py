@@ -23,7 +23,15 @@ PAPERS = {
     "pfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
     "heurpfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
 }  # fmt: skip
-NOTES = {"plga": "Its paper is about late clients, and none is late here."}
+NOTES = {
+    "feddwa": "The authors' code scores models as received.",
+    "waffle": "Its paper scores the server's model, as received.",
+    "cwfedavg": "The authors' code scores models as received.",
+    "spfl": "The authors' code prints both moments.",
+    "plga": "Its paper is about late clients, and none is late here.",
+    "pfedla": "Its paper does not state the moment.",
+    "heurpfedla": "Its paper does not state the moment.",
+}
 WAYS = ("chosen", *MOMENTS)
 ALONE = "†"
 
