@@ -88,10 +88,11 @@ class Case:
         self.rounds, self.scored = rounds, scored
         count = len(options.get("train_sizes", TRAIN_SIZES))
         options.setdefault("order", np.roll(np.arange(count), 2))  # rows are not ids
+        if "local_steps" not in options:
+            options.setdefault("local_epochs", 2)
         self.federation = toy_federation(
             model=model or TanhNetwork(),
             learning_rate_decay=DECAY,
-            **({} if "local_steps" in options else {"local_epochs": 2}),
             **{"validation_size": 0} | options,
         )
         data = self.federation.data
