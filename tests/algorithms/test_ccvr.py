@@ -80,7 +80,8 @@ def test_minibatches_of_virtual_features_without_missing_classes():
     labels, valid = np.repeat(np.arange(3), 3), np.repeat([True, False, True], 3)
     samples = pfl.training.Batch(jnp.asarray(rows), jnp.asarray(labels), jnp.asarray(valid))
     found = CCVR(per_class=3, epochs=1).trained(ctx, model, samples)
-    order = np.asarray(Schedule().order(keys.of_round(case.key, "calibration", 0), 0, 6, 9))[:6]
+    key = jax.random.fold_in(keys.of_round(case.key, "calibration", 0), 0)
+    order = np.asarray(Schedule().order(key, 6, 9))[:6]
     plain = [(np.zeros(WIDTH), np.eye(WIDTH)), None, (np.zeros(WIDTH), np.eye(WIDTH))]
     drawn = [rows[:3], None, rows[6:]]
     wanted = ccvr.calibrated(case.initial(), plain, drawn, [order], 0.3, SIZE)

@@ -17,7 +17,7 @@ PAGE = (pages.ROOT / "docs/using_models.md").read_text(encoding="utf-8")
 def names(tmp_path_factory):
     """What the blocks define, one after the other."""
     place, names = tmp_path_factory.mktemp("models"), {}
-    (command,) = pages.commands(PAGE)
+    command, *_ = pages.commands(PAGE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         words = [*command.words[3:], "--rounds=2", "--nokeep_state", "--compilation_cache="]

@@ -58,7 +58,7 @@ def test_clients_hold_other_samples(finished):
 def test_clients_that_hold_seen_samples_are_noted(finished):
     made = prepared(f"--init_from={finished}", "--validation_fraction=0.1")
     known = np.isin(made.dataset.train_y, range(5))  # of which the base saw three quarters
-    held = {name: made.partition.split(name).idx for name in ("train", "validation", "test")}
+    held = {name: made.partition.split(name).idx for name in ("train", "test", "validation")}
     (note,) = made.federation.notes
     counts = [int(word.replace(",", "")) for word in note.split() if word[0].isdigit()]
     assert sum(counts[::2]) == 676

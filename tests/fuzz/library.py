@@ -211,9 +211,9 @@ def call(function: Callable, **more) -> st.SearchStrategy:
 
 
 def used(kind, **given):
-    made = kind(**given).checked()
+    made = kind(**given)
     if kind is ParticipationOptions:
-        made.build(4)
+        made.checked().build(4)
 
 
 def functions():

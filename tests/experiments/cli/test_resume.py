@@ -128,7 +128,7 @@ def test_comparison_is_written_last(finished, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_files.plots, "accuracy_curves", killed)
+        patch.setattr("fedjax_pfl.results.plots.accuracy_curves", killed)
         with pytest.raises(KeyboardInterrupt):
             run_files.write_comparison(tmp_path, results, "title")
     (tmp_path / "local").mkdir()
