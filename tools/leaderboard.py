@@ -28,7 +28,6 @@ from tools.leaderboard_board import (
     harmed_by_seed,
     remarks,
     scores,
-    wrong_moments,
 )
 from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
 from tools.leaderboard_findings import PAPERS, listed
@@ -61,18 +60,20 @@ TEXT = """\
 
 ![Left: mean ranks. Right: accuracy by time of a round.](ranks.png)
 
-*{shown} of {count} rows in {settings} settings, all tuned by the same rule: the first {few}, the
-last, and in orange the papers' methods and three baselines.*
+*{count} rows in {settings} settings, all tuned by the same rule. Left, and named right: the first
+{few}, the last, and in orange the papers' methods and three baselines.*
 
 ## What may be concluded
 
 A model is scored as the client *received* it, and when a copy has been *trained* for one more
-round. *Chosen*, as here but for FedAvg, is the better of the two on validation samples.
+round. *Chosen* takes whichever of the two is better on validation samples. The table shows
+*chosen*, and both moments of FedAvg.
 
 {settings_table}
 
-*Clearly*: the 95 % interval of the difference over three seeds, paired by seed, excludes 0; it is
-not corrected for the number of rows, of which chance alone makes one in forty clear.
+*Clearly*: the 95 % interval of the difference over three seeds, paired by seed, excludes 0. It is
+not corrected for the number of rows: chance alone makes about {chance:.0f} of {count} clear. Twenty
+rounds do not converge everywhere: {slowest}. Ranks reward algorithms that are fast.
 
 {near_local}
 
@@ -87,11 +88,12 @@ is [not in the table](#not-in-the-table).
 - **Trials.** In each setting each row tries 15 combinations on validation samples, with one seed:
   five learning rates and three values of its main hyperparameter, one of them published or our
   default ([table]({table_file})). A row without one tries fifteen learning rates over the same
-  range. Other hyperparameters have their defaults.{edges}
+  range. Other hyperparameters have their defaults. Wider grids may improve the rows that mostly
+  choose an [end](#ends-of-grids).
 - **Moments.** Each has the combination that is best on its own validation samples. To train once
-  more is a choice, and FedAvg has it as all others. In {wrong:.0f} % of cells the chosen moment is
-  the worse one on test samples. What a client holds without the server, as of `local` or `ditto`,
-  is received; `fedavg_ft` is received as fine-tuned for a tuned number of epochs.
+  more is a choice, and FedAvg has it as all others. In {other_moments}. What a client holds without
+  the server, as of `local` or `ditto`, is received; `fedavg_ft` is received as fine-tuned for a
+  tuned number of epochs.
 - **Scores** are of three other seeds (± half of the 95 % interval), on test samples, after the last
   round. The partition is that of the tuning. The [cells](cells) have each client's accuracy, all
   trials, and the commands that repeat them; they took {spent:.1f} CPU hours.
@@ -116,7 +118,7 @@ which its clients nearly train alone. Here it is:
 Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Worst: the worst tenth
 of clients. Harmed: percent of [pairs](../comparing.md#harmed-clients) of client and seed that are
 worse by more than a standard error, of the model as received and as trained, than `local` as
-received and than FedAvg's trained model; another seed of the same row harms {harmed:.0f}. MB: up
+received and than FedAvg's trained model; another seed of the same row harms {harmed}. MB: up
 and down, of a client in a round of the first setting. Round: its time divided by FedAvg's (within a
 third it is noise); Compile: seconds, on {machine}. Self-weight: range over the settings of clients'
 mean weight on their own models in the last rounds, of *chosen*, where recorded.{remarks}
@@ -124,6 +126,10 @@ mean weight on their own models in the last rounds, of *chosen*, where recorded.
 {overall}
 
 {by_setting}
+
+### Ends of grids
+
+{edges}
 
 ## Not in the table
 
@@ -242,13 +248,20 @@ def write(folder: Path, board: Board) -> None:
     measured, names = timings(folder), board.names
     titles, marked = {key: title for key, (title, _) in SETTINGS.items()}, (*BASELINES, *PAPERS)
     shown = [one for k, one in enumerate(names) if k < FEW or one in marked or one == names[-1]]
+    harms = {(one, m): harmed_by_seed(board, one, m) for one in names for m in MOMENTS}
+    received = {s: scores(board.cells[s, "fedavg"], "received").mean() for s in board.settings}
+    slowest = min(received, key=received.__getitem__)
     text = TEXT.format(
-        shown=len(shown), few=FEW, first=FIRST, count=len(names), settings=len(board.settings),
+        few=FEW, first=FIRST, count=len(names), settings=len(board.settings),
+        chance=(len(names) - 1) / 40,
+        slowest=f"as received, FedAvg is at {received[slowest]:.0f} % ({titles[slowest]})",
+        harmed=f"{min(harms.values()):.0f} to {max(harms.values()):.0f}, of `local` as received "
+               f"{harms['local', 'received']:.0f}",
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
         settings_table=findings.by_setting(board, titles).to_markdown(), alone=findings.ALONE,
         near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
-        claims=findings.claims(board, titles), edges=edges(board), remarks=remarks(board),
-        wrong=wrong_moments(board), harmed=harmed_by_seed(board),
+        claims=findings.claims(board, titles), edges=edges(board).to_markdown(),
+        remarks=remarks(board), other_moments=findings.other_moments(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {' | '.join(SETTINGS[s])} |" for s in board.finished),
         machine=measured.machine,

@@ -12,9 +12,11 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.results.significance import FEWEST, Ranking
+from fedjax_pfl.results.table import Table
 from tools.leaderboard_cells import FIRST, MOMENTS, Cell, Cells, Scores, Task, missing, rows
 
 NEARLY = "self-weight"  # is in the remark on it
+BASES = ("local", "fedavg")  # that others are compared with
 ENOUGH = 0.9  # of the first rows, for a setting to count
 
 
@@ -48,11 +50,14 @@ class Board:
 
     @cached_property
     def finished(self) -> list[str]:
-        """Settings with cells of enough of the first rows, failed ones included."""
+        """Settings with scores of the bases and cells of enough of the first rows."""
         first = list(rows())[:FIRST]
         asked = [one.setting for one in self.tasks if one.algorithm in first]
         there = [setting for setting, name in self.cells if name in first]
-        return [s for s in dict.fromkeys(asked) if there.count(s) >= ENOUGH * asked.count(s)]
+        return [
+            s for s in dict.fromkeys(asked) if there.count(s) >= ENOUGH * asked.count(s)
+            and all(self.scored_cell(s, name) for name in BASES)
+        ]  # fmt: skip
 
     @cached_property
     def settings(self) -> list[str]:
@@ -140,34 +145,27 @@ def harmed(one: np.ndarray, other: np.ndarray, sizes: np.ndarray) -> float:
     return 100 * float(np.nanmean(gains.harmed))
 
 
-def harmed_by_seed(board: Board) -> float:
+def harmed_by_seed(board: Board, name: str, moment: str) -> float:
     """Return the mean percentage of pairs that another seed of the same row harms."""
-    cells = [board.cells[at] for at in itertools.product(board.settings, board.names)]
-    own = [(of_moment(one, "chosen").by_client, np.array(one.test_sizes)) for one in cells]
+    cells = [board.cells[s, name] for s in board.settings]
+    own = [(of_moment(one, moment).by_client, np.array(one.test_sizes)) for one in cells]
     return float(np.mean([harmed(a, np.roll(a, 1, axis=0), sizes) for a, sizes in own]))
 
 
-def wrong_moments(board: Board) -> float:
-    """Return the percentage of cells in which validation samples choose the worse moment."""
-    cells = [board.cells[at] for at in itertools.product(board.settings, board.names)]
-    best = [max(scores(one, moment).mean() for moment in MOMENTS) for one in cells]
-    own = [scores(one, "chosen").mean() for one in cells]
-    return 100 * float(np.mean(np.less(own, best)))
-
-
-def edges(board: Board) -> str:
-    """Return a sentence on the rows that choose the first or last value in most settings."""
-    found: dict[str, list[str]] = {}
+def edges(board: Board) -> Table:
+    """Return a table of rows that choose the first or last value in most settings."""
+    body = []
     for name in board.names:
-        own = [board.cells[s, name] for s in board.settings]
+        own, found = [board.cells[s, name] for s in board.settings], []
         for key in own[0].tried:
-            numbers = [(float(one.scores[chosen_moment(one)].chosen[key]),
+            numbers = [(float(of_moment(one, "chosen").chosen[key]),
                         [float(word) for word in one.tried[key]]) for one in own]  # fmt: skip
             for end, word in ((min, "smallest"), (max, "largest")):
                 if sum(value == end(tried) for value, tried in numbers) > len(own) / 2:
-                    found.setdefault(f"{word} {key.rpartition('.')[2]}", []).append(f"`{name}`")
-    text = "; ".join(f"{what}: {', '.join(names)}" for what, names in found.items())
-    return f" Others may suit rows that choose most often the {text}." * bool(text)
+                    found.append(f"{word} {key.rpartition('.')[2]}")
+        if found:
+            body.append([f"`{name}`", ", ".join(found)])
+    return Table.of_cells(["Algorithm", "Chosen in most settings"], body)
 
 
 def remarks(board: Board) -> str:

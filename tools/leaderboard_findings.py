@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_pfl.results.intervals import interval
 from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import Table
-from tools.leaderboard_board import Board, of_moment, scores
+from tools.leaderboard_board import Board, chosen_moment, of_moment, scores
 from tools.leaderboard_cells import MOMENTS, rows
 
 # The rivals that each paper's main table places below its method in most columns of skewed labels.
@@ -38,7 +38,8 @@ ALONE = "†"
 
 def difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """Return the mean difference of two rows [S] and half of its 95 % interval, paired by seed."""
-    return float((one - other).mean()), interval(one - other) or 0.0
+    half = interval(one - other)
+    return float((one - other).mean()), np.inf if half is None else half
 
 
 def clearly_above(one: np.ndarray, other: np.ndarray) -> bool:
@@ -54,16 +55,18 @@ def by_setting(board: Board, titles: Mapping[str, str]) -> Table:
         cells = {name: one for name in rows() if (one := board.scored_cell(setting, name))}
         own = {name: scores(one, "chosen") for name, one in cells.items()}
         first = max(own, key=lambda name: own[name].mean())
+        shown = f"`{first}` ({chosen_moment(cells[first])})"
         fedavg = (f"{scores(cells['fedavg'], moment).mean():.1f}" for moment in MOMENTS)
         mean, half = difference(own[first], own["local"])
         level = sum(not clearly_above(own[first], one) for one in own.values())
         above = sum(clearly_above(one, own["local"]) for one in own.values())
-        body.append([titles[setting], *fedavg, f"{own['local'].mean():.1f}", f"`{first}`",
+        body.append([titles[setting], *fedavg, f"{own['local'].mean():.1f}", shown,
                      f"{own[first].mean():.1f}", f"{mean:+.1f} ± {half:.1f}",
                      f"{above}", f"{level} of {len(own)}"])  # fmt: skip
     return Table.of_cells(
-        ["Setting", "FedAvg, received", "FedAvg, trained", "`local`", "First", "its %",
-         "minus `local`", "Rows clearly above `local`", "Not clearly below the first"],
+        ["Setting", "FedAvg, received", "FedAvg, trained", "`local`", "First", "Its accuracy",
+         "Above `local`", "Rows clearly above `local`",
+         "Not clearly below the first (itself included)"],
         body,
     )  # fmt: skip
 
@@ -78,17 +81,16 @@ def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
         means, reach = ranking.mean_ranks, ranking.critical_difference()
         order = np.argsort(means, kind="stable")
         worse = [names[k] for k in order if means[k] > means.min() + reach]
-        others = {
-            setting: names[np.delete(ranking.ranks, k, axis=0).mean(axis=0).argmin()]
-            for k, setting in enumerate(settings)
-        }
-        first = names[order[0]]
-        changes = [f"`{one}` without {titles[s]}" for s, one in others.items() if one != first]
+        changes = []
+        for k, setting in enumerate(settings):
+            others = np.delete(ranking.ranks, k, axis=0).mean(axis=0)
+            if others[order[0]] > others.min():
+                changes.append(f"`{names[others.argmin()]}` without {titles[setting]}")
         found.append(
             f"**{moment.capitalize()}, {len(names)} rows in {len(settings)} settings.** Friedman's "
             f"test: p = {ranking.friedman().p_value:.1g}. By Nemenyi's critical difference at 5 %, "
             f"{reach:.1f} ranks, {listed(worse) or 'no row'} can be told apart from the first, "
-            f"`{first}`. Leaving out one setting "
+            f"`{names[order[0]]}`. Leaving out one setting "
             f"{f'changes the first{bracketed(changes)}' if changes else 'keeps the first'}."
         )
     return "\n\n".join(found)
@@ -96,18 +98,18 @@ def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
 
 def near_local(board: Board) -> str:
     """Return a sentence on rows whose clients hardly mix; "" if there is none."""
-    found, differ = Counter(), 0
+    found, above, below = Counter(), 0, 0
     for setting, name in itertools.product(board.settings, board.names):
         cell, local = board.cells[setting, name], board.cells[setting, "local"]
         alone = [m for m in MOMENTS if trains_alone(board, setting, name, m)]
         found[name] += bool(alone)
-        gaps = [difference(scores(cell, m), scores(local, m)) for m in alone]
-        differ += any(abs(mean) > half for mean, half in gaps)
+        above += any(clearly_above(scores(cell, m), scores(local, m)) for m in alone)
+        below += any(clearly_above(scores(local, m), scores(cell, m)) for m in alone)
     near = [f"`{name}` ({count})" for name, count in found.items() if count]
     return (
         f"As received or trained, clients of {', '.join(near)} end with a mean self-weight above "
         f"{LOCAL:.0%} in so many of the {len(board.settings)} settings: nearly local training. "
-        f"{differ} of these {found.total()} clearly differ from `local`."
+        f"{above} of these {found.total()} are clearly above `local` and {below} clearly below."
     ) * bool(near)
 
 
@@ -120,7 +122,7 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
     """Return how each paper's method stands to its rivals, a paragraph each."""
     found = []
     for name, words in PAPERS.items():
-        settings = [s for s in board.finished if board.scored_cell(s, name)]
+        settings = [s for s in board.settings if board.scored_cell(s, name)]
         rivals = [one for one in words.split() if settings
                   and all(board.scored_cell(s, one) for s in settings)]  # fmt: skip
         if not rivals:
@@ -135,7 +137,7 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
             clear = [s for s in won if all(clearly_above(own[s], r) for r in theirs[s].values())]
             ahead = {s: [one for one, r in theirs[s].items() if clearly_above(r, own[s])]
                      for s in settings}  # fmt: skip
-            most = Counter(itertools.chain(*ahead.values())).most_common(3)
+            most = Counter(itertools.chain(*ahead.values())).most_common()
             where = [titles[s] + ALONE * trains_alone(board, s, name, moment) for s in won]
             text += (
                 f" *{moment.capitalize()}*: above all in {len(won)} of {len(settings)} settings"
@@ -143,8 +145,34 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
                 f"{sum(map(bool, ahead.values()))}"
                 f"{bracketed([f'`{one}` in {k}' for one, k in most])}."
             )
+        for setting in [s for s in board.finished if s not in board.settings]:
+            text += _of_costly(board, titles, setting, name, words.split())
         found.append(f"{text} {NOTES.get(name, '')}".strip())
     return "\n".join(found)
+
+
+def _of_costly(
+    board: Board, titles: Mapping[str, str], setting: str, name: str, rivals: Sequence[str]
+) -> str:
+    """Return a sentence on a setting of the first rows, which may lack some of the rivals."""
+    own = board.scored_cell(setting, name)
+    theirs = [one for rival in rivals if (one := board.scored_cell(setting, rival))]
+    if own is None or not theirs:
+        return ""
+    ways = [
+        f"{sum(scores(own, m).mean() > scores(one, m).mean() for one in theirs)} as {m}"
+        for m in WAYS
+    ]
+    return f" {titles[setting]}: of {len(theirs)} rivals it is above {', '.join(ways)}."
+
+
+def other_moments(board: Board) -> str:
+    """Return in how many cells the moment that is not chosen has the higher test scores."""
+    cells = [board.cells[at] for at in itertools.product(board.settings, board.names)]
+    pairs = [(scores(one, m), scores(one, "chosen")) for one in cells for m in MOMENTS]
+    higher = sum(other.mean() > own.mean() for other, own in pairs) / len(cells)
+    clear = sum(clearly_above(other, own) for other, own in pairs) / len(cells)
+    return f"{higher:.0%} of cells the other moment has higher test scores, clearly in {clear:.0%}"
 
 
 def listed(names: Sequence[str]) -> str:

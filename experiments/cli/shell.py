@@ -25,7 +25,9 @@ from . import distributed
 
 # Replacements for characters that an ASCII terminal lacks; others are escaped.
 ASCII = str.maketrans({"±": "+-", "×": "x", "–": "-", "—": "-", "…": "...", "’": "'", "•": "*"})
-PACKAGES = tuple(map(os.path.dirname, (pfl.__file__, os.path.dirname(__file__))))
+PACKAGES = tuple(
+    os.path.join(os.path.dirname(file), "") for file in (pfl.__file__, os.path.dirname(__file__))
+)
 FAULT, INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."

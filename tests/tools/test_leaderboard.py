@@ -161,8 +161,7 @@ def test_what_is_ranked():
     )
     assert leaderboard_board.harmed(fedavg, local, np.array([100, 100])) == 100
     assert leaderboard_board.harmed(local, fedavg, np.array([100, 100])) == 0
-    assert leaderboard_board.harmed_by_seed(board) == 0  # the seeds are alike
-    assert leaderboard_board.wrong_moments(board) == 0
+    assert leaderboard_board.harmed_by_seed(board, "local", "trained") == 0  # seeds are alike
     assert board.hours() == {}
     del found["drift", "fedprox"], found["drift", "local"]
     found["grouped", "fedprox"] = replace(found["grouped", "fedprox"], command="of other flags")
@@ -177,8 +176,21 @@ def test_what_is_ranked():
     assert board.hours() == pytest.approx({"features": 0.01, "drift": 0.02})
 
 
+def test_a_first_row_that_depends_on_a_setting_and_a_wrong_moment():
+    found = cells()
+    for one in TASKS:
+        if one.algorithm == "fedprox" and one.setting in SIX[:3]:
+            found[one.setting, "fedprox"] = cell(one, (0.95, 0.95), (0.96, 0.96))
+    board = leaderboard_board.Board.of(found, TASKS)
+    chosen, *_ = findings.rank_tests(board, dict(zip(SIX, "abcdef", strict=True))).splitlines()
+    changes = "; ".join(f"`fedprox` without {one}" for one in "def")
+    assert chosen.endswith(f"`local`. Leaving out one setting changes the first ({changes}).")
+    assert findings.other_moments(board).startswith("17% of cells the other moment has")
+    assert findings.other_moments(board).endswith("clearly in 17%")
+
+
 def test_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(findings, "PAPERS", {"fedprox": "local fedavg", "waffle": "local"})
+    monkeypatch.setattr(findings, "PAPERS", {"fedprox": "local fedavg", "local": "fedavg"})
     found = cells()
     few = [Task(name, "cifar10_sampled", ("--x",)) for name in ("local", "fedavg")]
     found |= {(one.setting, one.algorithm): cell(one, (0.9, 0.8), (0.9, 0.8)) for one in few}
@@ -194,19 +206,19 @@ def test_the_page(tmp_path, monkeypatch):
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings}))
     leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS + few))
     page = (tmp_path / "README.md").read_text()
-    assert "*3 of 3 rows in 5 settings" in page and "Compile: seconds, on a CPU." in page
+    assert "*3 rows in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
     assert row.endswith("| 0.97-0.97 | 0.40 | 2.40 | 4.0 |")
     assert "clients of `fedprox` (5) end with a mean self-weight above 95% in so many" in page
-    assert "training. 5 of these 5 clearly differ from `local`." in page
+    assert "training. 0 of these 5 are clearly above `local` and 5 clearly below." in page
     assert "own remarks: `fedprox`: a (5 of 5 settings); `fedprox`: b (5 of 5 settings)." in page
     finite = "the aggregated values of {} were not finite and were not used, first in round 3"
     for who in ("client 3", "clients 3, 7 (b, c)", "12 clients (0, 1, ...)"):
         said = leaderboard_board.kind(finite.format(who))
         assert said == "the aggregated values were not finite"
     assert "Drift |" not in page and "| `local` | 85.00 ± 0.00 |" in page
-    line = "| Grouped | 55.0 | 70.0 | 85.0 | `local` | 85.0 | +0.0 ± 0.0 | 0 | 1 of 3 |"
+    line = "| Grouped | 55.0 | 70.0 | 85.0 | `local` (received) | 85.0 | +0.0 ± 0.0 | 0 | 1 of 3 |"
     assert line in page
     assert "marked *: `local`, `fedprox`, `fedavg`." in page and "took 0.2 CPU hours" in page
     assert "by 90 degrees) takes about 0.0 CPU hours." in page
@@ -216,7 +228,8 @@ def test_the_page(tmp_path, monkeypatch):
     assert "*Received*: above all in 0 of 5 settings, clearly in 0; clearly below one in 5" in page
     assert " (`local` in 5). *Trained*:" in page and "Leaving out one setting keeps" in page
     assert "Chosen, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page
-    assert "most often the smallest learning_rate: `local`, `fedprox`, `fedavg`." in page
+    assert "| `local` | smallest learning_rate |" in page
+    assert "sampled: of 1 rivals it is above 0 as chosen, 0 as received, 0 as trained." in page
     assert (tmp_path / "ranks.png").read_bytes()[1:4] == b"PNG"
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings | {"quick": True}}))
     with pytest.raises(pfl.InputError, match="in full size"):
