@@ -137,13 +137,15 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
             clear = [s for s in won if all(clearly_above(own[s], r) for r in theirs[s].values())]
             ahead = {s: [one for one, r in theirs[s].items() if clearly_above(r, own[s])]
                      for s in settings}  # fmt: skip
-            most = Counter(itertools.chain(*ahead.values())).most_common()
+            times = Counter(itertools.chain(*ahead.values()))
+            most = [f"{listed([one for one in times if times[one] == k])} in {k}"
+                    for k in sorted({*times.values()}, reverse=True)]  # fmt: skip
             where = [titles[s] + ALONE * trains_alone(board, s, name, moment) for s in won]
             text += (
                 f" *{moment.capitalize()}*: above all in {len(won)} of {len(settings)} settings"
                 f"{bracketed(where)}, clearly in {len(clear)}; clearly below one in "
                 f"{sum(map(bool, ahead.values()))}"
-                f"{bracketed([f'`{one}` in {k}' for one, k in most])}."
+                f"{bracketed(most)}."
             )
         for setting in [s for s in board.finished if s not in board.settings]:
             text += _of_costly(board, titles, setting, name, words.split())
