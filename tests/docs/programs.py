@@ -131,7 +131,6 @@ SCRIPTS = {
     "experiments.partition": check_partition,
     "tools.compare_revisions": lambda words: compare_revisions.parser().parse_args(words),
     "tools.settings_table": check_place,
-    "tools.family_pictures": check_place,
     "tools.partition_gallery": check_place,
     "tools.claims": lambda words: [check_place([word]) for word in words],
     "tools.leaderboard": check_place,
