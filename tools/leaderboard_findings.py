@@ -28,7 +28,8 @@ NOTES = {
     "waffle": "Its paper scores the server's model, as received.",
     "cwfedavg": "The authors' code scores models as received.",
     "spfl": "The authors' code prints both moments.",
-    "plga": "Its paper is about late clients, and none is late here.",
+    "plga": "Its paper is about late clients: none is late here. `perfedavg_async` is scored as "
+    "clients trained it last.",
     "pfedla": "Its paper does not state the moment.",
     "heurpfedla": "Its paper does not state the moment.",
 }
@@ -108,8 +109,9 @@ def near_local(board: Board) -> str:
     near = [f"`{name}` ({count})" for name, count in found.items() if count]
     return (
         f"As received or trained, clients of {', '.join(near)} end with a mean self-weight above "
-        f"{LOCAL:.0%} in so many of the {len(board.settings)} settings: nearly local training. "
-        f"{above} of these {found.total()} are clearly above `local` and {below} clearly below."
+        f"{100 * LOCAL:.0f} % in so many of the {len(board.settings)} settings: nearly local "
+        f"training. {above} of these {found.total()} are clearly above `local` and {below} "
+        "clearly below."
     ) * bool(near)
 
 
@@ -174,7 +176,8 @@ def other_moments(board: Board) -> str:
     pairs = [(scores(one, m), scores(one, "chosen")) for one in cells for m in MOMENTS]
     higher = sum(other.mean() > own.mean() for other, own in pairs) / len(cells)
     clear = sum(clearly_above(other, own) for other, own in pairs) / len(cells)
-    return f"{higher:.0%} of cells the other moment has higher test scores, clearly in {clear:.0%}"
+    return (f"{100 * higher:.0f} % of cells the other moment has higher test scores, clearly in "
+            f"{100 * clear:.0f} %")  # fmt: skip
 
 
 def listed(names: Sequence[str]) -> str:

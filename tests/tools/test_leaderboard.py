@@ -185,8 +185,8 @@ def test_a_first_row_that_depends_on_a_setting_and_a_wrong_moment():
     chosen, *_ = findings.rank_tests(board, dict(zip(SIX, "abcdef", strict=True))).splitlines()
     changes = "; ".join(f"`fedprox` without {one}" for one in "def")
     assert chosen.endswith(f"`local`. Leaving out one setting changes the first ({changes}).")
-    assert findings.other_moments(board).startswith("17% of cells the other moment has")
-    assert findings.other_moments(board).endswith("clearly in 17%")
+    assert findings.other_moments(board).startswith("17 % of cells the other moment has")
+    assert findings.other_moments(board).endswith("clearly in 17 %")
 
 
 def test_the_page(tmp_path, monkeypatch):
@@ -210,7 +210,7 @@ def test_the_page(tmp_path, monkeypatch):
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
     assert row.endswith("| 0.97-0.97 | 0.40 | 2.40 | 4.0 |")
-    assert "clients of `fedprox` (5) end with a mean self-weight above 95% in so many" in page
+    assert "clients of `fedprox` (5) end with a mean self-weight above 95 % in so many" in page
     assert "training. 0 of these 5 are clearly above `local` and 5 clearly below." in page
     assert "own remarks: `fedprox`: a (5 of 5 settings); `fedprox`: b (5 of 5 settings)." in page
     finite = "the aggregated values of {} were not finite and were not used, first in round 3"
