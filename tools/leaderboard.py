@@ -28,6 +28,7 @@ from tools.leaderboard_board import (
     harmed_by_seed,
     remarks,
     scores,
+    without_effect,
 )
 from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
 from tools.leaderboard_findings import PAPERS, listed
@@ -39,7 +40,7 @@ SETTINGS = {
                 "group's dominant classes"),
     "pathological": ("Pathological", "Fashion-MNIST, 20 clients with two classes each"),
     "sampled": ("100 clients, sampled", "Fashion-MNIST, 100 clients, Dir(0.5); a fifth takes part "
-                "in each round"),
+                "in each round, and `local` trains all"),
     "features": ("Feature shift", "Fashion-MNIST, 20 clients, Dir(1); four groups see images "
                  "rotated by 0, 90, 180, 270 degrees"),
     "drift": ("Drift", "Fashion-MNIST, 20 clients, Dir(1); from round 11 on all images are rotated "
@@ -92,8 +93,9 @@ is [not in the table](#not-in-the-table).
   choose an [end](#ends-of-grids). Some values train longer than FedAvg does, such as 3
   `local_updates` or 10 `head_epochs`; the times below are of defaults.
 - **Moments.** Each has the combination that is best on its own validation samples. To train once
-  more is a choice, and FedAvg has it as all others. In {other_moments}. What a client holds without
-  the server, as of `local` or `ditto`, is received; `fedavg_ft` is received as fine-tuned for a
+  more is a choice, and FedAvg has it as all others: plain SGD on the task's loss, without an
+  algorithm's own terms and rules. In {other_moments}. What a client holds without the server, as of
+  `local` or `ditto`, is received; `fedavg_ft` and `fedprox_ft` are received as fine-tuned for a
   tuned number of epochs.
 - **Scores** are of three other seeds (± half of the 95 % interval), on test samples, after the last
   round. The partition is that of the tuning. The [cells](cells) have each client's accuracy, all
@@ -131,6 +133,8 @@ mean weight on their own models in the last rounds, of *chosen*, where recorded.
 ### Ends of grids
 
 {edges}
+
+{without_effect}
 
 ## Not in the table
 
@@ -262,6 +266,7 @@ def write(folder: Path, board: Board) -> None:
         settings_table=findings.by_setting(board, titles).to_markdown(), alone=findings.ALONE,
         near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
         claims=findings.claims(board, titles), edges=edges(board).to_markdown(),
+        without_effect=without_effect(board),
         remarks=remarks(board), other_moments=findings.other_moments(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {' | '.join(SETTINGS[s])} |" for s in board.finished),

@@ -168,6 +168,18 @@ def edges(board: Board) -> Table:
     return Table.of_cells(["Algorithm", "Chosen in most settings"], body)
 
 
+def without_effect(board: Board) -> str:
+    """Return a sentence on cells in which what is tuned beside the rate changes nothing."""
+    found: Counter[str] = Counter()
+    for name, setting in itertools.product(board.names, board.settings):
+        cell = board.cells[setting, name]
+        outcomes = set(zip(cell.tried["learning_rate"], *cell.validation.values(), strict=True))
+        found[name] += len(cell.tried) > 1 and len(outcomes) == len({one for one, *_ in outcomes})
+    lines = [f"`{name}` ({count})" for name, count in found.items() if count]
+    return (f"What is tuned beside the learning rate changes no validation score in so many "
+            f"settings: {', '.join(lines) or 'none'}.")  # fmt: skip
+
+
 def remarks(board: Board) -> str:
     """Return a sentence on what results say of themselves, beside a weight near 1."""
     found: Counter[tuple[str, str]] = Counter()

@@ -189,6 +189,17 @@ def test_a_first_row_that_depends_on_a_setting_and_a_wrong_moment():
     assert findings.other_moments(board).endswith("clearly in 17 %")
 
 
+def test_a_tuned_hyperparameter_without_effect_is_named():
+    found = cells()
+    tried = {"learning_rate": ["0.1", "0.1", "1", "1"], "fedprox.a": ["1", "2", "1", "2"]}
+    for setting, last in ((SIX[0], 0.2), (SIX[1], 0.2), (SIX[2], 0.4)):
+        same = {"received": [1.0, 1.0, 2.0, 2.0], "trained": [0.1, 0.1, 0.2, last]}
+        old = found[setting, "fedprox"]
+        found[setting, "fedprox"] = replace(old, tried=tried, validation=same)
+    board = leaderboard_board.Board.of(found, TASKS)
+    assert leaderboard_board.without_effect(board).endswith("settings: `fedprox` (2).")
+
+
 def test_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(findings, "PAPERS", {"fedprox": "local fedavg", "local": "fedavg"})
     found = cells()
@@ -228,7 +239,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert "*Received*: above all in 0 of 5 settings, clearly in 0; clearly below one in 5" in page
     assert " (`local` in 5). *Trained*:" in page and "Leaving out one setting keeps" in page
     assert "Chosen, 3 rows in 5 settings.**" in page and "Trained, 2 rows in 6 settings.**" in page
-    assert "| `local` | smallest learning_rate |" in page
+    assert "| `local` | smallest learning_rate |" in page and "so many settings: none." in page
     assert "sampled: of 1 rivals it is above 0 as chosen, 0 as received, 0 as trained." in page
     assert (tmp_path / "ranks.png").read_bytes()[1:4] == b"PNG"
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings | {"quick": True}}))
