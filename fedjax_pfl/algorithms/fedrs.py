@@ -13,7 +13,7 @@ from fedjax_pfl.algorithms.common.class_counts import CountedLoss
 
 @core.algorithm("fedrs")
 class FedRS(CountedLoss):
-    """FedRS: FedAvg whose local softmax restricts the logits of the client's rare classes.
+    """FedRS: FedAvg whose local softmax restricts the logits of classes that the client lacks.
 
     The local loss is the cross-entropy of s_c f_c, with logits f and factors s_c in [alpha, 1].
     Classes that a client lacks are therefore pushed away less, and their columns of the head
@@ -21,13 +21,13 @@ class FedRS(CountedLoss):
 
     Attributes:
       alpha: the factor of a class without samples; 1 is FedAvg.
-      factors: "shares", s_c = alpha + (1 - alpha) n_ic / max_k n_ik of the client's numbers of
-        training samples (the authors' code); "missing", s_c = 1 for all classes that it has (the
-        paper).
+      factors: "missing", s_c = 1 for all classes that it has (the paper); "shares", s_c = alpha +
+        (1 - alpha) n_ic / max_k n_ik of the client's numbers of training samples (the first
+        minibatch of the authors' code).
     """
 
     alpha: float = core.number(default=0.5, allowed="in [0, 1]")
-    factors: Literal["shares", "missing"] = core.static(default="shares")
+    factors: Literal["shares", "missing"] = core.static(default="missing")
 
     def remarks(self, federation):
         return [

@@ -14,7 +14,7 @@ def factors_of(counts, alpha, factors):
     return np.array([alpha + (1.0 - alpha) * n / most for n in counts])
 
 
-def run(s, *, alpha=0.5, factors="shares"):
+def run(s, *, alpha=0.5, factors="missing"):
     """FedAvg whose clients multiply the logits of their loss by factors of their classes.
 
     Args:
