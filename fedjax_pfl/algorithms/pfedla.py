@@ -59,6 +59,7 @@ class PFedLA(core.Algorithm):
       embedding_size, hidden_size: d and h.
     """
 
+    revision = 2
     aggregator_replaces = "matrix"
 
     hypernetwork_rate: float = core.number(default=1.0, allowed="at least 0")
@@ -117,8 +118,9 @@ class PFedLA(core.Algorithm):
         state = State(uploads, *cohort.scatter(state.hypernetworks, moved))
         took_part = cohort.mask | cohort.diverged
         clients = {"train_loss": loss, "retained_blocks": retained.sum(axis=1)}
-        down = took_part[:, None] & ~retained[:, ctx.plan.groups_of_blocks(plan)]
-        return state, ctx.record(cohort, down=down, clients=clients, alpha=applied)
+        groups = ctx.plan.groups_of_blocks(plan)
+        down = took_part[:, None] & ~retained[:, groups]
+        return state, ctx.record(cohort, down=down, clients=clients, alpha=applied[groups])
 
     def _plan(self, ctx):
         return ctx.plan.grouped(self.grouping)

@@ -55,6 +55,7 @@ class Spfl(core.Algorithm):
         such as "0.6,0.4" give one for each layer of the body.
     """
 
+    revision = 2
     aggregator_replaces = "matrix"
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
     absent_idle = False  # all clients train in the routine
@@ -203,6 +204,7 @@ class SpflW(Spfl):
         0 discards it.
     """
 
+    revision = 1
     published: ClassVar[tuple[float, ...]] = (0.4, 0.2, 0.2, 0.2)
     compares_heads: ClassVar[bool] = True
 

@@ -401,7 +401,7 @@ class Context(ContextUploads):
         matrices, attacked = self.matrices_used(cohort, matrices)
         record = recorded(
             cohort,
-            self.federation.plan.num_blocks,
+            self.federation.plan.shared_block_sizes(),
             up=up,
             down=down,
             numbers_up=numbers_up,

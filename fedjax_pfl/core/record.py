@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils.errors import require, require_whole
@@ -37,7 +38,7 @@ class Record:
 
 def recorded(
     cohort: Cohort,
-    num_blocks: int,
+    block_sizes: np.ndarray,
     *,
     up: int | jax.Array,
     down: int | jax.Array,
@@ -63,7 +64,7 @@ def recorded(
         """Return copies per block, int32 [N, num_blocks]."""
         count = of_members(count)
         count = count if count.ndim == 2 else count[:, None]
-        return cohort.spread(jnp.broadcast_to(count, (cohort.size, num_blocks)), 0)
+        return cohort.spread(jnp.broadcast_to(count, (cohort.size, len(block_sizes))), 0)
 
     def full(matrix: jax.Array) -> jax.Array:
         """Expand a matrix to all clients: [..., N, N] or [1, N]."""
@@ -91,9 +92,10 @@ def recorded(
     for name, matrix in matrices.items():
         sizes = dict.fromkeys((members, everyone))
         fits = matrix.shape[-1:] in [(n,) for n in sizes] and matrix.shape[-2:-1] in ((), (rows,))
+        fits = fits and matrix.shape[:-2] in ((), (len(block_sizes),))
         allowed = " or ".join([f"[{rows}, {n}]" for n in sizes] + [f"[{n}]" for n in sizes])
         require(fits, f"Shape of the matrix {name!r}", matrix.shape, f"{allowed} (per block)")
-    known = self_weights(cohort, matrices, everyone_mixes)
+    known = self_weights(cohort, matrices, everyone_mixes, block_sizes)
     for name, value in {**known, **clients}.items():
         shape, allowed = jnp.shape(value), f"[{cohort.size}], one number for each member"
         require(shape in ((), (cohort.size,)), f"Shape of clients[{name!r}]", shape, allowed)
@@ -117,11 +119,15 @@ def packed(values: int | jax.Array, bits: int, width: int) -> int | jax.Array:
 
 
 def self_weights(
-    cohort: Cohort, matrices: Mapping[str, jax.Array], everyone_mixes: bool
+    cohort: Cohort,
+    matrices: Mapping[str, jax.Array],
+    everyone_mixes: bool,
+    block_sizes: np.ndarray,
 ) -> dict[str, jax.Array]:
-    """Return each member's weight on its own model, {"self_weight": [M]}, averaged over blocks.
+    """Return each member's weight on its own model, {"self_weight": [M]}.
 
-    The weight is taken from the matrix "mixing", or from the only matrix, and divided by the sum of
+    It is averaged over blocks in proportion to their shared elements, evenly without any. The
+    weight is taken from the matrix "mixing", or from the only matrix, and divided by the sum of
     its row's absolute weights. It is 1 for a row of zeros, whose client keeps its model. A weight
     near 1 means local training. Without such a matrix the result is empty.
     """
@@ -136,4 +142,7 @@ def self_weights(
     total = jnp.sum(jnp.abs(rows), axis=-1)
     own = rows[..., positions, column] / jnp.where(total > 0, total, 1)
     own = jnp.where(total > 0, own, 1)
-    return {"self_weight": jnp.mean(own, axis=range(own.ndim - 1))}
+    if own.ndim == 1:
+        return {"self_weight": own}
+    shares = jnp.asarray(block_sizes / block_sizes.sum(), own.dtype) if block_sizes.any() else None
+    return {"self_weight": jnp.average(own, axis=0, weights=shares)}
