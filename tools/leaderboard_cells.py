@@ -37,6 +37,7 @@ class Row:
       grid: a hyperparameter and its values, NAME=VALUE,VALUE; "" for none.
       origin: of the published value.
       more: other hyperparameters, NAME=VALUE.
+      factor: of the learning rates.
       out: why the algorithm is not run; "" if it is.
     """
 
@@ -44,6 +45,7 @@ class Row:
     grid: str = ""
     origin: str = ""
     more: tuple[str, ...] = ()
+    factor: float = 1.0
     out: str = ""
 
     def settings(self) -> list[str]:
@@ -52,11 +54,11 @@ class Row:
 
     def grids(self, rates: str) -> list[str]:
         """Return what is tuned, from the learning rates "A,B": as many combinations for all."""
-        if self.grid:
-            return [f"learning_rate={rates}", f"{self.algorithm}.{self.grid}"]
-        numbers = [f"{float(rate) * near:.2g}" for rate in rates.split(",")
-                   for near in (1 / NEAR, 1, NEAR)]  # fmt: skip
-        return [f"learning_rate={','.join(numbers)}"]
+        nearby = (1.0,) if self.grid else (1 / NEAR, 1.0, NEAR)
+        numbers = [f"{float(rate) * near * self.factor:.2g}" for rate in rates.split(",")
+                   for near in nearby]  # fmt: skip
+        own = [f"{self.algorithm}.{self.grid}"] * bool(self.grid)
+        return [f"learning_rate={','.join(numbers)}", *own]
 
 
 @cache
@@ -69,12 +71,12 @@ def rows() -> dict[str, Row]:
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     found = {
         name: Row(name, one.pop("grid", ""), one.pop("from", ""), tuple(one.pop("with", ())),
-                  one.pop("out", ""))
+                  one.pop("rates", 1.0), one.pop("out", ""))
         for name, one in table.items()
     }  # fmt: skip
     other = sorted(found.keys() ^ set(pfl.core.ALGORITHMS)) + [n for n, one in table.items() if one]
     if other:
-        raise pfl.InputError(f"{TABLE.name} must have grid, from, with and out of each algorithm: "
+        raise pfl.InputError(f"{TABLE.name} must have grid, from, with, rates and out of each algorithm: "
                              f"see {other[0]}.")  # fmt: skip
     for name, row in found.items():
         key, values = name_and_value("grid", row.grid) if row.grid else ("", "")
