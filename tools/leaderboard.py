@@ -130,6 +130,10 @@ mean weight on their own models in the last rounds, of *chosen*, where recorded.
 
 {by_setting}
 
+### Notes on rows
+
+{notes}
+
 ### Ends of grids
 
 {edges}
@@ -267,6 +271,7 @@ def write(folder: Path, board: Board) -> None:
         near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
         claims=findings.claims(board, titles), edges=edges(board).to_markdown(),
         without_effect=without_effect(board),
+        notes="\n".join(f"- `{name}`: {row.note}." for name, row in rows().items() if row.note),
         remarks=remarks(board), other_moments=findings.other_moments(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),
         described="\n".join(f"| {' | '.join(SETTINGS[s])} |" for s in board.finished),

@@ -38,6 +38,7 @@ class Row:
       origin: of the published value.
       more: other hyperparameters, NAME=VALUE.
       factor: of the learning rates.
+      note: what a reader of its numbers should know.
       out: why the algorithm is not run; "" if it is.
     """
 
@@ -46,6 +47,7 @@ class Row:
     origin: str = ""
     more: tuple[str, ...] = ()
     factor: float = 1.0
+    note: str = ""
     out: str = ""
 
     def settings(self) -> list[str]:
@@ -71,13 +73,13 @@ def rows() -> dict[str, Row]:
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     found = {
         name: Row(name, one.pop("grid", ""), one.pop("from", ""), tuple(one.pop("with", ())),
-                  one.pop("rates", 1.0), one.pop("out", ""))
+                  one.pop("rates", 1.0), one.pop("note", ""), one.pop("out", ""))
         for name, one in table.items()
     }  # fmt: skip
     other = sorted(found.keys() ^ set(pfl.core.ALGORITHMS)) + [n for n, one in table.items() if one]
     if other:
-        raise pfl.InputError(f"{TABLE.name} must have grid, from, with, rates and out of each algorithm: "
-                             f"see {other[0]}.")  # fmt: skip
+        raise pfl.InputError(f"{TABLE.name} must have grid, from, with, rates, note and out of "
+                             f"each algorithm: see {other[0]}.")  # fmt: skip
     for name, row in found.items():
         key, values = name_and_value("grid", row.grid) if row.grid else ("", "")
         for value in values.split(","):

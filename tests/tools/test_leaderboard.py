@@ -57,10 +57,12 @@ def test_the_table_has_every_algorithm_with_values_that_it_takes(tmp_path, monke
             trials *= len(set(word.split(",")))
         assert trials == 15, name
         assert row.origin or not row.grid, name
+    faster = Row("apple", "relation_rate=1,2", factor=3)
+    assert faster.grids("0.01,0.1") == ["learning_rate=0.03,0.3", "apple.relation_rate=1,2"]
     assert Row("local").grids("0.01,0.1") == ["learning_rate=0.0068,0.01,0.015,0.068,0.1,0.15"]
     text = leaderboard_cells.TABLE.read_text()
     for wrong, said in (
-        (text.replace("[local]\n", ""), "of each algorithm: see local"),
+        (text.replace("[fedavg]\n", ""), "each algorithm: see fedavg"),
         (text.replace("epochs=2,4,8", "epochs=0,4,8"), "guidance_epochs"),
         (text.replace("guidance_epochs=2", "guidanceepochs=2"), "guidance_epochs"),
         (text.replace('from = "paper, Figure 3', 'form = "paper'), "see feddwa"),
@@ -83,7 +85,7 @@ def test_tasks_are_the_presets_settings_one_after_the_other():
     ]
     one = next(one for one in runs if one.algorithm == "cfl")
     assert {"--num_clients=100", "--set=cfl.first_split=4", "--num_seeds=1", "--moments=both",
-            "--grid=cfl.mean_below=0.4,0.8,1.6"} <= set(one.words)  # fmt: skip
+            "--grid=cfl.largest_above=0.4,0.8,1.6"} <= set(one.words)  # fmt: skip
     known = flags.parse(["study", f"--preset={leaderboard_cells.PRESET}"], study.define)
     assert known.train_samples == 300 and known.validation_fraction == 0.2
     assert known.rounds == 20 and known.local_epochs == 2  # as the page says
