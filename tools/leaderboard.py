@@ -40,7 +40,7 @@ SETTINGS = {
                 "group's dominant classes"),
     "pathological": ("Pathological", "Fashion-MNIST, 20 clients with two classes each"),
     "sampled": ("100 clients, sampled", "Fashion-MNIST, 100 clients, Dir(0.5); a fifth takes part "
-                "in each round, and `local` trains all"),
+                "in each round"),
     "features": ("Feature shift", "Fashion-MNIST, 20 clients, Dir(1); four groups see images "
                  "rotated by 0, 90, 180, 270 degrees"),
     "drift": ("Drift", "Fashion-MNIST, 20 clients, Dir(1); from round 11 on all images are rotated "
@@ -95,8 +95,8 @@ is [not in the table](#not-in-the-table).
 - **Moments.** Each has the combination that is best on its own validation samples. To train once
   more is a choice, and FedAvg has it as all others: plain SGD on the task's loss, without an
   algorithm's own terms and rules. In {other_moments}. What a client holds without the server, as of
-  `local` or `ditto`, is received; `fedavg_ft` and `fedprox_ft` are received as fine-tuned for a
-  tuned number of epochs.
+  `local` or `ditto`, is received; `fedavg_ft`, `fedprox_ft` and the heads of `fedrep` are received
+  as fine-tuned.
 - **Scores** are of three other seeds (± half of the 95 % interval), on test samples, after the last
   round. The partition is that of the tuning. The [cells](cells) have each client's accuracy, all
   trials, and the commands that repeat them; they took {spent:.1f} CPU hours.

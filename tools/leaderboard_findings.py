@@ -28,8 +28,7 @@ NOTES = {
     "waffle": "Its paper scores the server's model, as received.",
     "cwfedavg": "The authors' code scores models as received.",
     "spfl": "The authors' code prints both moments.",
-    "plga": "Its paper is about late clients: none is late here. `perfedavg_async` is scored as "
-    "clients trained it last.",
+    "plga": "Its paper is about late clients: none is late here.",
     "pfedla": "Its paper does not state the moment.",
     "heurpfedla": "Its paper does not state the moment.",
 }
