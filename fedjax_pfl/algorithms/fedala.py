@@ -49,6 +49,7 @@ class FedALA(fedavg.FedAvg):
         the cohort at the beginning of its round.
     """
 
+    revision = 2
     unprotected = ("the element-wise weights of adaptation",)
 
     weight_rate: float = core.number(default=1.0, allowed="at least 0")
@@ -192,7 +193,6 @@ def learnt_weights(
       limit: int32 [M], the largest number of passes.
     """
     federation, key, rows = ctx.federation, ctx.key_for("adaptation"), ctx.cohort.rows
-    schedule = replace(federation.schedule.one_pass(), drop_last=federation.schedule.drop_last)
     part = window(ctx, percent)
     sizes, zero = part.size[rows], jnp.zeros(rows.shape, ctx.dtype)
 
@@ -218,7 +218,7 @@ def learnt_weights(
             (weights, zero),
             rows=rows,
             key=key,
-            schedule=schedule,
+            schedule=federation.schedule.one_pass(),
             split=part,
             broadcast=(server, k),
             operands=own,
@@ -230,11 +230,10 @@ def learnt_weights(
         return k + 1, weights, losses, passes + going, stays
 
     losses = jnp.zeros((len(rows), AGREEING), ctx.dtype)
-    going = active & (schedule.total_steps(sizes) > 0)
+    going = active & (sizes > 0)
     first = (jnp.int32(0), weights, losses, jnp.zeros_like(sizes), going)
     _, weights, _, passes, _ = lax.while_loop(lambda at: jnp.any(at[-1]), one_pass, first)
-    seen = jnp.minimum(schedule.total_steps(sizes) * schedule.batch_size, sizes)
-    ctx.count_forward(passes * seen)
+    ctx.count_forward(passes * sizes)
     return weights, passes
 
 

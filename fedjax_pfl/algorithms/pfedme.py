@@ -57,7 +57,7 @@ class PFedMe(fedavg.Weighted):
 
     proximal_weight: float = core.number(default=15.0, allowed="at least 0")
     inner_steps: int = core.static(default=5, allowed="at least 1")
-    personal_rate: float = core.number(default=0.05, allowed="above 0")
+    personal_rate: float = core.number(default=0.09, allowed="above 0")
     server_rate: float = core.number(default=1.0, allowed="above 0")
     decay: float = core.number(default=1e-3, allowed="at least 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")

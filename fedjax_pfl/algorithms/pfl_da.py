@@ -36,14 +36,14 @@ class PflDa(fedavg.Weighted):
     """PFL-DA: private bodies that map each client's domain to the features of a generic head.
 
     On each minibatch body and generic head step on the loss of the generic head; then the own head
-    h_i steps on the features of the new body, which stay as they are. Once a round it is mixed with
-    the generic head G as it was received, h_i <- c G + (1 - c) h_i. The server averages G. A client
+    h_i steps on the features of the new body, which stay as they are, and is mixed with the generic
+    head G as it was received, h_i <- c G + (1 - c) h_i. The server averages G. A client
     uses its body and h_i. All bodies and heads begin at the common initial model.
 
     Attributes:
       generic_weight: c.
-      mixed: own heads are mixed after the "first_step" of a round (the sine study of the published
-        code), or after "every_step" (its image study, with c = 0.99).
+      mixed: own heads are mixed after "every_step" (the printer study of the published code, and
+        its image study with c = 0.99), or after the "first_step" of a round (its sine study).
       weighting: of the average, "uniform" (the published code) or by "size".
     """
 
@@ -51,7 +51,7 @@ class PflDa(fedavg.Weighted):
     share = "head"
 
     generic_weight: float = core.number(default=0.9, allowed="in [0, 1]")
-    mixed: Literal["every_step", "first_step"] = core.static(default="first_step")
+    mixed: Literal["every_step", "first_step"] = core.static(default="every_step")
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
 
     def check(self, federation):

@@ -32,8 +32,7 @@ def window_batches(case, percent):
                 samples, percent, int(jax.random.randint(own, (), 0, last + 1, jnp.int32))
             )
             parts = np.split(window, range(schedule.batch_size, len(window), schedule.batch_size))
-            whole = [len(p) == schedule.batch_size or not schedule.drop_last for p in parts]
-            clients.append([p for p, fits in zip(parts, whole, strict=True) if fits])
+            clients.append(parts)
         rounds.append(clients)
     return rounds
 

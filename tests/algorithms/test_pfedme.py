@@ -70,7 +70,7 @@ def test_new_clients_of_pfedme():
     """They do one round's local work."""
     case = Case(1, scored=False)
     setting = case.setting(initial=case.initial("server"), batches=case.batches("personalize"))
-    (wanted,) = pfedme.run(setting, proximal_weight=4.0, inner_steps=2, personal_rate=[0.05])
+    (wanted,) = pfedme.run(setting, proximal_weight=4.0, inner_steps=2, personal_rate=[0.09])
     made = personalized(algorithm(proximal_weight=4.0, inner_steps=2), case)
     assert_models(made, wanted["personalized"], "new clients")
 

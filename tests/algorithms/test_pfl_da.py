@@ -50,8 +50,8 @@ test_reference, test_contract = comparison(
     pfl_da.run,
     settings={"generic_weight": 0.4},
     variants={
-        "first-step": {},
-        "every-step": {"mixed": "every_step", "weighting": "size"},
+        "first-step": {"mixed": "first_step"},
+        "every-step": {"weighting": "size"},
     },
     states={
         "server.params.head": "head",

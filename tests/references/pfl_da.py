@@ -1,4 +1,4 @@
-"""PFL-DA (Shi and Al Kontar, Technometrics 2023), as the authors' image and sine studies train."""
+"""PFL-DA (Shi and Al Kontar, Technometrics 2023), as the authors' studies train."""
 
 from tests.references.averaging import average
 from tests.references.local_sgd import sgd
@@ -17,7 +17,7 @@ def local_round(model, head, generic, batches, x, y, rate, generic_weight, mixed
     return model, head
 
 
-def run(s, *, generic_weight=0.9, mixed="first_step", weighting="uniform"):
+def run(s, *, generic_weight=0.9, mixed="every_step", weighting="uniform"):
     """Private bodies, own heads, and a generic head that is averaged.
 
     Args:
