@@ -140,8 +140,7 @@ def self_weights(
     rows = weights[..., members, :] if everyone_mixes else weights  # [..., M, M or N]
     column = members if rows.shape[-1] == cohort.num_clients else positions
     total = jnp.sum(jnp.abs(rows), axis=-1)
-    own = rows[..., positions, column] / jnp.where(total > 0, total, 1)
-    own = jnp.where(total > 0, own, 1)
+    own = jnp.where(total > 0, rows[..., positions, column] / jnp.where(total > 0, total, 1), 1)
     if own.ndim == 1:
         return {"self_weight": own}
     shares = jnp.asarray(block_sizes / block_sizes.sum(), own.dtype) if block_sizes.any() else None

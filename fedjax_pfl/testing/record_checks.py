@@ -1,4 +1,4 @@
-"""Checks that records say what rounds did: finite states, matrices, self-weights, local steps."""
+"""Checks that records say what rounds did: finite states, matrices, local steps."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -46,21 +46,6 @@ def assert_finite_and_stochastic(algorithm: Algorithm, state: Tree, record: dict
         for name, matrix in record["matrices"].items():
             if matrix.shape[-2] > 1 or matrix.any():  # a single row of zeros: nothing aggregated
                 mixing.check(matrix, name=name)
-        _assert_self_weights(record["clients"], record["matrices"])
-
-
-def _assert_self_weights(clients: dict, matrices: dict) -> None:
-    """Assert that self-weights are the diagonal of the mixing matrix, NaN if absent; with a matrix
-    for each block, between the diagonals."""
-    pairs = {name: matrix for name, matrix in matrices.items() if matrix.shape[-2] > 1}
-    if "mixing" in pairs or len(pairs) == 1:
-        matrix = pairs["mixing"] if "mixing" in pairs else next(iter(pairs.values()))
-        own = np.diagonal(matrix, axis1=-2, axis2=-1).reshape(-1, matrix.shape[-1])
-        member = clients["participated"] & ~clients["diverged"]
-        wanted = np.clip(clients["self_weight"], own.min(axis=0), own.max(axis=0))
-        wanted = np.where(member, wanted, np.nan)
-        message = "self_weight is not the diagonal of the recorded matrix"
-        np.testing.assert_allclose(clients["self_weight"], wanted, 1e-9, 1e-12, err_msg=message)
 
 
 def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> None:
