@@ -14,7 +14,7 @@ import fedjax_pfl as pfl
 from experiments.cli import data_flags, flags, presets, shell
 from experiments.cli.config import ExperimentConfig
 from experiments.outputs import run_files
-from experiments.reproduction.datasets import blank
+from experiments.reproduction.datasets import UNEQUAL, blank
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import as_task
 from tools import arguments
@@ -102,7 +102,8 @@ def sizes(preset: Preset) -> str:
     numbers = [_spread(partition.sizes(split)) for split in ("train", "test")]
     classes = _spread((held > 0).sum(axis=1), ".1f")
     count = parameters(preset.args, dataset)
-    return f"{numbers[0]} + {numbers[1]} samples; {classes} classes; {count:,} parameters"
+    equal = " if all were equal" * (preset.args.dataset in UNEQUAL)
+    return f"{numbers[0]} + {numbers[1]} samples; {classes} classes{equal}; {count:,} parameters"
 
 
 def _spread(numbers: np.ndarray, form: str = ",.0f") -> str:

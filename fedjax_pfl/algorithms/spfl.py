@@ -42,7 +42,7 @@ class Spfl(core.Algorithm):
     Attributes:
       gamma: rounds between two measurements of S.
       local_updates: steps on each minibatch; 1 is "SPFL (1-step)".
-      weighting: "published", as in the code that made the tables: one S for the whole body; heads
+      weighting: "published", as in the authors' code: one S for the whole body; heads
         stay local (W = I) until the next measurement. "paper": eqs. (6), (7), with two stages, body
         and head, each mixed by its own S.
       stage: of weighting "paper": "stages", body and head; each of the "blocks"; the "model".

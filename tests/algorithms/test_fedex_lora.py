@@ -23,6 +23,7 @@ test_reference, test_contract = comparison(
     "fedex_lora",
     fedex_lora.run,
     options=ADAPTERS,
+    variants={"uniform": {}, "size": {"weighting": "size"}},
     given=lambda one: {"base": base_of(one.case), "factor": ALPHA / RANK},
     states={"server": "global", "base.hidden": "base"},
     scores={"global": "whole", "personalized": "whole"},
@@ -59,7 +60,8 @@ def test_predictions_saved_models_and_new_clients_have_the_base():
 
 @pytest.mark.costly
 def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
-    ours, fedavg = pfl.make_algorithm("fedex_lora"), pfl.make_algorithm("fedavg")
+    ours = pfl.make_algorithm("fedex_lora", {"weighting": "size"})
+    fedavg = pfl.make_algorithm("fedavg")
     plain, fixed = sampled_federation(), sampled_federation(freeze="body,*lora_a", lora_rank=2)
     for one in (plain, fixed):
         states, _ = run_rounds(ours, one)

@@ -31,6 +31,7 @@ REPOSITORIES = {
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedem": "omarfoq/FedEM@996fadd",
+    "fedex_lora": "RaghavSinghal10/fedex-lora@683a3f3",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fedgen": "zhuangdizhu/FedGen@d767e34",
@@ -87,7 +88,7 @@ LGA = {
     "stage": ("tensor", "code: Algorithms/users/userLGP_v1.py:147 of e1d6b52^"),
     "base": ("current", "paper: equation (11)"),
     "raw_cosine": (False, "paper: equation (11)"),
-    "weighting": ("size", "ours: by samples as FedAvg, where Algorithm 2 has 1 / N'"),
+    "weighting": ("size", "code: Algorithms/servers/serverLGP.py:22-28; Algorithm 2 has 1 / N'"),
 }
 PFEDLA = {
     "hypernetwork_rate": (1.0, "paper: equations (10) and (11), whose steps have no other rate"),
@@ -204,6 +205,7 @@ TABLE: dict[str, tuple[object, str]] = {
     "feddyn.score_last": (False, EXTRA_SCORE),
     "fedem.learners": (3, "code: utils/args.py:71; all of its scripts"),
     "fedem.new_client_passes": (1, "code: aggregator.py, update_test_clients"),
+    "fedex_lora.weighting": ("uniform", "code: fed_agg.py:67-106"),
     "fedexp.epsilon": (1e-3, "code: main.py:121; 0.1 on EMNIST"),
     "fedexp.average_last": (True, "code: main.py:431"),
     "fedexp.weighting": ("size", "code: main.py:347-362"),
@@ -274,8 +276,8 @@ TABLE: dict[str, tuple[object, str]] = {
     "hetlora.tail_weight": (0.01, "ours: a third party's configuration for GLUE"),
     "hetlora.min_rank": (1, "ours: no smallest rank"),
     "hetlora.weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
-    "heurfedamp.sigma": (1.0, "FedDWA's paper: appendix B.3"),
-    "heurfedamp.proximal_weight": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
+    "heurfedamp.sigma": (1.0, "ours: not stated; flgo has 25"),
+    "heurfedamp.proximal_weight": (0.1, "ours: as FedAMP's, of FedDWA's appendix B.3"),
     "heurfedamp.start": ("cloud", "ours: as the paper's lambda / alpha is too small to pull"),
     "heurfedamp.self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     "heurpfedla.retained": (1, "paper: Tables 1 and 2"),
@@ -358,7 +360,7 @@ TABLE: dict[str, tuple[object, str]] = {
     "waffle.distance": ("update", "paper: Algorithm 1"),
     "weight_erosion.alice": (0, "WAFFLE's paper: section 3, agent 0"),
     "weight_erosion.distance_penalty": (0.006, "WAFFLE's paper: Table 3, MNIST A"),
-    "weight_erosion.size_penalty": (0.0, "ours: not stated by either paper"),
+    "weight_erosion.size_penalty": (0.0, "ours: not in WAFFLE; public codes have 0.2 and 2"),
 }
 
 

@@ -5,7 +5,7 @@ from tests.references.averaging import shares
 from tests.references.network import combine
 
 
-def run(s, *, base, factor=1.0):
+def run(s, *, base, factor=1.0, weighting="uniform"):
     """FedAvg of the factors; what the product of the means lacks is added to the base.
 
     Args:
@@ -21,7 +21,7 @@ def run(s, *, base, factor=1.0):
         if cohort:
             rate = s.learning_rate[t]
             trained = [sgd(base, model, s.batches[t][i], s.x, s.y, rate, factor) for i in cohort]
-            weights = shares(s.sizes, cohort)
+            weights = shares(s.sizes, cohort, weighting)
             model = combine(weights, trained)
             rest = mean_product(weights, trained) - mean_product([1.0], [model])
             base = {**base, "kernel": base["kernel"] + factor * rest}

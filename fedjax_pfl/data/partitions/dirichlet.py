@@ -67,9 +67,11 @@ def dirichlet_uncapped(
 def dirichlet_per_client(
     samples: Samples, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.1
 ) -> DealPlan:
-    """Dir(alpha) per client over classes, equal client sizes: FedLab, Flower's InnerDirichlet.
+    """Dir(alpha) per client over classes, equal client sizes.
 
-    Every client has floor(|D|/N) samples and draws its own shares of the classes from Dir(alpha).
+    After FedLab and Flower's InnerDirichletPartitioner, which deal sample by sample to random
+    clients. Every client has floor(|D|/N) samples and draws its own shares of the classes from
+    Dir(alpha).
     Clients are served in random order. If a class has run out, the client's other shares grow in
     proportion; if all its classes have, it takes any remaining samples. So late clients drift away
     from their draw: `options["drifted_clients"]` counts those with at least a tenth of their

@@ -33,7 +33,7 @@ def pat(
     each owner of a class but the last gets a random number of its n samples, from a tenth of
     n / owners up to n / owners, and the last one the remainder.
 
-    Classes may be unused if N * k isn't divisible by C; PFLlib's code fails then.
+    Classes may be unused if N * k isn't divisible by C; cwFedAVG's code fails then.
 
     Args:
       classes_per_client: k, 1..C (cwFedAVG: 2, CIFAR-100 10).
@@ -88,11 +88,12 @@ def exdir(
     min_size: int = 10,
     max_retries: int = 100,
 ) -> DealPlan:
-    """A few random classes per client, each dealt to its owners by Dir(alpha): PFLlib's `exdir`.
+    """A few random classes per client, each dealt to its owners by Dir(alpha).
 
-    Extended Dirichlet (Li and Lyu, 2023). Every client gets `classes_per_client` distinct classes
-    at random, classes being used as evenly as possible; then each class is dealt to its owners in
-    shares from Dir(alpha). The second step is repeated until every client has `min_size` samples;
+    Extended Dirichlet (Li and Lyu, 2023). PFLlib's `exdir` draws classes independently, and an
+    owner that holds |D|/N samples gets no more. Every client gets `classes_per_client` distinct
+    classes at random, classes being used as evenly as possible; then each class is dealt to its
+    owners in shares from Dir(alpha). The second step is repeated until every client has `min_size` samples;
     if no draw reaches it, owners first get the minimum in equal parts, and then shares of the
     remainder (`options["fallback_used"]`).
 
