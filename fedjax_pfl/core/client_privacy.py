@@ -39,18 +39,22 @@ def client_releases(
       rate: probability that a client is in a release.
       local: whether a client pays only for the rounds in which it takes part.
       sampling: the assumption of the accounting, in words.
+      cut: (clients, most of them in a cohort), see `accounting.Release`; None without a limit.
     """
     part, local = federation.participation, not _noise_of_sums(federation)
-    rate, words = 1.0, LOCAL
+    rate, words, cut = 1.0, LOCAL, None
     idle = algorithm.absent_idle  # otherwise absent clients upload, too
     if is_amplified(algorithm, federation):
         rate = part.cohort_size / federation.num_clients if part.poisson is None else part.poisson
         words = FIXED if part.poisson is None else POISSON
+        if part.poisson is not None and part.cohort_size < federation.num_clients:
+            cut = (federation.num_clients, part.cohort_size)
     elif not local:
         words = "all clients in every round"
     local = local and idle
     per_round = len(facts.uploads)
-    return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words}
+    return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words,
+            "cut": cut}  # fmt: skip
 
 
 def _noise_of_sums(federation: Federation) -> bool:

@@ -14,6 +14,7 @@ from fedjax_pfl.utils.errors import InputError, require
 
 SAMPLINGS = ("fixed", "poisson")
 STRAGGLER_SCHEDULES = ("code", "paper")
+BEYOND = 1e-12  # probability that a Poisson cohort is cut
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,8 @@ class ParticipationOptions(OptionGroup):
         rate = float(self.participation)
         size = max(1, int(np.floor(rate * num_clients + 0.5)))
         poisson = rate if self.sampling == "poisson" and rate < 1 else None
-        if poisson is not None:  # more than six standard deviations above the mean
-            spread = 6 * np.sqrt(num_clients * rate * (1 - rate))
-            size = min(num_clients, int(np.ceil(num_clients * rate + spread)))
+        if poisson is not None:
+            size = max(1, poisson_room(num_clients, rate))
         return Participation(
             delay=jnp.asarray(delay),
             cohort_size=size,
@@ -142,3 +142,12 @@ class ParticipationOptions(OptionGroup):
             schedule=self.straggler_schedule,
             window=self.window(num_clients),
         )
+
+
+def poisson_room(num_clients: int, rate: float) -> int:
+    """Return the least number that Binomial(num_clients, rate) rarely exceeds, see `BEYOND`."""
+    count = np.arange(num_clients + 1)
+    factorials = np.cumsum(np.log(np.maximum(count, 1)))  # their logarithms
+    ways = factorials[-1] - factorials - factorials[::-1]
+    exactly = np.exp(ways + count * np.log(rate) + count[::-1] * np.log1p(-rate))
+    return int(np.sum(np.cumsum(exactly[::-1]) > BEYOND)) - 1

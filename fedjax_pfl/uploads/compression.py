@@ -147,8 +147,9 @@ class Rotate(Compressor):
 
     The rotation is a Hadamard transform of numbers with random signs, padded to a power of two; the
     server knows the seed. With one bit the signs are scaled by |y|^2 / |y|_1, which is unbiased for
-    uniform rotations (Vargaftik et al., NeurIPS 2021) and nearly so for these; with more bits they
-    are rounded as in `Qsgd`.
+    uniform rotations (Vargaftik et al., NeurIPS 2021) and nearly so for these if the leaf is dense;
+    a few large numbers may hide small ones: use error feedback. With more bits they are rounded as
+    in `Qsgd`.
     """
 
     bits_per_number: int = static(default=1)

@@ -1,5 +1,7 @@
 """The epsilon of client-level differential privacy, and noise for an epsilon."""
 
+from dataclasses import replace
+
 import pytest
 
 import fedjax_pfl as pfl
@@ -7,6 +9,7 @@ from fedjax_pfl.core.client_privacy import client_releases
 from fedjax_pfl.engine.round_facts import round_facts
 from fedjax_pfl.engine.runs import one_run
 from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.uploads import accounting
 
 CLIENT = {"dp": "client", "dp_clip": 0.5, "dtype": "float32"}
 
@@ -44,6 +47,18 @@ def test_noise_for_an_epsilon_swept_in_one_program(name, options):
     noise = result.privacy["noise"]
     assert noise[0] > 2 * noise[1] > 0
     assert "client-level differential privacy with epsilon" in str(result)
+
+
+def test_the_cut_of_poisson_cohorts_is_accounted():
+    """More clients may be drawn than a cohort has places for."""
+    options = CLIENT | {"dp_placement": "distributed", "sampling": "poisson"}
+    plan = plan_of("fedavg", toy_federation((2,) * 40, participation=0.1, **options))
+    clients, most = plan["cut"]
+    assert clients == 40 and 4 < most < 40
+    (release,) = accounting.upload_releases({**plan, "cut": [40, 5]}, 0.7, 50)
+    assert release.cut == (40, 5)
+    uncut = accounting.epsilon([replace(release, cut=None)], 1e-5)
+    assert accounting.epsilon([release], 1e-5) > 1.01 * uncut
 
 
 def test_absent_clients_that_upload_spend_what_others_do():

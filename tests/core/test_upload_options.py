@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.arguments import checked_program
@@ -185,7 +186,8 @@ def test_sums_of_models_and_controls():
 
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").build(40)
-    assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
+    drawn, room = scipy.stats.binom(40, 0.2), part.cohort_size
+    assert drawn.sf(room) < 1e-12 < drawn.sf(room - 1)
     draw = jax.jit(jax.vmap(lambda t: part.cohort(jax.random.key(3), t, jnp.arange(40)).mask.sum()))
     sizes = np.asarray(draw(jnp.arange(2000)))
     np.testing.assert_allclose(sizes.mean(), 8, rtol=0.05)
