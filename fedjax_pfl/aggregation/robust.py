@@ -138,11 +138,11 @@ def foolsgold(gram: Matrix, mask: Mask) -> PerMember:
     norms = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))
     cosines = mixing.ratio(gram, norms[:, None] * norms[None, :])
     others = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
-    cosines = jnp.where(others, cosines, -1)
+    cosines = jnp.where(others, cosines, 0)  # 0 to itself, as in the authors' code
     most = jnp.max(cosines, axis=1)
     # Pardoning: a member that is less alike than its neighbour is not punished for it.
     pardon = jnp.where(most[:, None] < most[None, :], mixing.ratio(most[:, None], most[None, :]), 1)
-    weights = jnp.clip(1 - jnp.max(jnp.where(others, cosines * pardon, -1), axis=1), 0, 1)
+    weights = jnp.clip(1 - jnp.max(cosines * pardon, axis=1), 0, 1)
     weights = jnp.where(mask, weights, 0)
     weights = mixing.ratio(weights, jnp.max(weights))
     weights = jnp.where(weights == 1, 0.99, weights)

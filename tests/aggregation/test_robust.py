@@ -123,6 +123,12 @@ def test_foolsgold_punishes_equal_updates(seed):
     assert np.all(np.asarray(ours[3:]) < 0.05)
 
 
+def test_foolsgold_pardons_no_opposite_of_two_alike():
+    """By the authors' code, whose matrix has 0 for each member's cosine with itself."""
+    _, mask, gram = stacked(np.array([[1, 0, 0.2], [1, 0.3, 0], [-1, 0.1, 0.1]]))
+    close(jax.jit(robust.foolsgold)(gram, mask), [0, 0, 1])
+
+
 def test_fltrust():
     x, root = vectors(6, 5), vectors(1, 5, 9)[0]
     stack, mask, gram = stacked(x)

@@ -93,7 +93,7 @@ def foolsgold(history):
     norms = np.linalg.norm(history, axis=1)
     cos = np.array([[history[i] @ history[j] / (norms[i] * norms[j]) for j in range(n)]
                     for i in range(n)])  # fmt: skip
-    np.fill_diagonal(cos, -np.inf)
+    np.fill_diagonal(cos, 0)
     most = cos.max(axis=1)
     for i in range(n):
         for j in range(n):
