@@ -46,12 +46,14 @@ class Estimate(NamedTuple):
 
 
 def _statistics(gains: np.ndarray, harmed: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the statistics of pairs along the last axis."""
+    """Return the statistics of pairs along the last axis, without those of unknown gain."""
+    known = ~np.isnan(gains)
+    count, gained = known.sum(axis=-1), np.where(known, gains, 0)
     return {
-        WIN: ((gains > 0) + 0.5 * (gains == 0)).mean(axis=-1),
-        HARMED: harmed.mean(axis=-1),
-        MEAN_HARM: np.maximum(-gains, 0).mean(axis=-1),
-        TENTH: np.quantile(gains, 0.1, axis=-1),
+        WIN: ((gains > 0) + 0.5 * (gains == 0)).sum(axis=-1) / count,
+        HARMED: np.where(known, harmed, 0).sum(axis=-1) / count,
+        MEAN_HARM: np.maximum(-gained, 0).sum(axis=-1) / count,
+        TENTH: np.nanquantile(gains, 0.1, axis=-1),
     }
 
 
@@ -86,23 +88,17 @@ class Gains:
         Win rate: share of the pairs (client, seed) that are better than the baseline's; ties count
         half. Harmed: share that is worse by more than `errors`, NaN without these. Mean harm: the
         mean drop, 0 for pairs that gain. Tenth percentile: of the gains. The intervals are those of
-        1,000 bootstrap samples, drawn from the clients within each seed.
+        1,000 bootstrap samples of the clients, each with its pairs of all seeds.
         """
-        every = self.values, self.harmed
-        known = [~np.isnan(row) for row in self.values]
-        pairs = [(row[at], bad[at]) for row, bad, at in zip(*every, known, strict=True)]
-        point = _statistics(*(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
-        rng, count = np.random.default_rng(SEED), sum(len(row) for row, _ in pairs)
+        known = ~np.isnan(self.values).all(axis=0)
+        every = self.values[:, known], self.harmed[:, known]
+        point = _statistics(*(one.ravel() for one in every))
+        rng, (seeds, clients) = np.random.default_rng(SEED), every[0].shape
         draws: list[dict[str, np.ndarray]] = []
-        for first in range(0, DRAWS, step := max(1, MOST // count)):
-            at = [
-                rng.integers(len(row), size=(min(step, DRAWS - first), len(row)))
-                for row, _ in pairs
-            ]
-            drawn = [(row[i], bad[i]) for (row, bad), i in zip(pairs, at, strict=True)]
-            draws.append(
-                _statistics(*(np.concatenate(p, axis=-1) for p in zip(*drawn, strict=True)))
-            )
+        for first in range(0, DRAWS, step := max(1, MOST // (seeds * clients))):
+            at = rng.integers(clients, size=(min(step, DRAWS - first), clients))
+            drawn = (np.moveaxis(one[:, at], 0, 1).reshape(len(at), -1) for one in every)
+            draws.append(_statistics(*drawn))
         result = {}
         for name, value in point.items():
             low, high = np.quantile(np.concatenate([one[name] for one in draws]), [0.025, 0.975])

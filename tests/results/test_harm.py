@@ -72,7 +72,7 @@ def test_equal_errors_are_gains_of_zero_without_a_sign(results):
 
 
 @pytest.mark.costly
-def test_the_interval_is_over_clients_within_seeds():
+def test_the_interval_is_over_clients():
     """Seeds that differ, clients that agree: resampling clients changes nothing."""
     same = harm.Gains(np.repeat([[0.1], [-0.1]], 9, axis=1), np.zeros((2, 9)), (0, 1), np.arange(9))
     for one in same.summary().values():
@@ -83,6 +83,15 @@ def test_the_interval_is_over_clients_within_seeds():
     half = 1.96 * np.sqrt(found.value * (1 - found.value) / 400)
     assert found.value - found.low == pytest.approx(half, rel=0.15)
     assert found.high - found.value == pytest.approx(half, rel=0.15)
+
+
+def test_more_seeds_of_the_same_clients_narrow_no_interval():
+    values = np.random.default_rng(2).normal(size=(1, 20))
+    alone, thrice = (
+        harm.Gains(np.repeat(values, count, axis=0), np.zeros((count, 20)), seeds, np.arange(20))
+        for count, seeds in ((1, (0,)), (3, (0, 1, 2)))
+    )
+    assert alone.summary()["win_rate"] == thrice.summary()["win_rate"]
 
 
 def test_many_clients_are_resampled_in_parts(monkeypatch):
