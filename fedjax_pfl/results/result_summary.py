@@ -105,11 +105,8 @@ def _metrics(result: ResultScores, setting: int) -> dict[str, Any]:
     numbers = {}
     for one in result.measures[1:]:
         curve = result.curve(metric=one.name)[:, setting]
-        curve = curve[:, ~np.isnan(curve).all(axis=0)]
-        if not curve.size:  # defined for no client
-            numbers[one.name] = {"final_mean": None, "best_mean": None}
-            continue
-        best = one.toward(np.nanmax(one.toward(curve), axis=-1))
-        known = {"final_mean": np.nanmean(curve[:, -1]), "best_mean": np.nanmean(best)}
-        numbers[one.name] = {name: float(value) for name, value in known.items()}
+        best = curve[~np.isnan(curve).all(axis=-1)]  # seeds with a value, defined for some client
+        best = one.toward(np.nanmax(one.toward(best), axis=-1))
+        known = {"final_mean": curve[~np.isnan(curve[:, -1]), -1], "best_mean": best}
+        numbers[one.name] = {n: float(v.mean()) if v.size else None for n, v in known.items()}
     return numbers

@@ -87,3 +87,12 @@ def test_the_note_on_a_headline_names_the_measure():
     result = SimpleNamespace(measure=lambda: MSE)
     (said,) = comparison_table.headline_notes({"fedavg": result}, "pfllib")
     assert "the best round's MSE over all test samples pooled" in said
+
+
+def test_a_row_with_an_infinite_error_is_ranked_last_there():
+    errors = {"a": [9.0, np.inf, 9.0, 9.0, 9.0], "b": [10.0] * 5}
+    lines = [(row, f"{k}", 0, one) for row, found in errors.items() for k, one in enumerate(found)]
+    scores = pd.DataFrame(lines, columns=["row", "dataset", "seed", "score"])
+    ranking, notes = Pivot(scores, "std", [], "", MSE).ranking()
+    assert ranking.ranks.tolist() == [[1, 2], [2, 1], [1, 2], [1, 2], [1, 2]]
+    assert notes[0] == "Ranked last, as their errors are infinite: a (1)."

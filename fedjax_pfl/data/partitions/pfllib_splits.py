@@ -93,9 +93,9 @@ def exdir(
     Extended Dirichlet (Li and Lyu, 2023). PFLlib's `exdir` draws classes independently, and an
     owner that holds |D|/N samples gets no more. Every client gets `classes_per_client` distinct
     classes at random, classes being used as evenly as possible; then each class is dealt to its
-    owners in shares from Dir(alpha). The second step is repeated until every client has `min_size` samples;
-    if no draw reaches it, owners first get the minimum in equal parts, and then shares of the
-    remainder (`options["fallback_used"]`).
+    owners in shares from Dir(alpha). The second step is repeated until every client has `min_size`
+    samples; if no draw reaches it, owners first get the minimum in equal parts, and then shares of
+    the remainder (`options["fallback_used"]`).
 
     Args:
       classes_per_client: 1..C.
