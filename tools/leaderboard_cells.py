@@ -217,7 +217,9 @@ def read(path: Path) -> Cell:
     values: dict[str, Any] = read_json(path)
     try:
         scores = {name: Scores(**one) for name, one in values.pop("scores").items()}
-        one = Cell(**values, scores=scores)
+        found = values.pop("validation").items()  # NaN is null in files
+        validation = {name: np.array(one, float).tolist() for name, one in found}
+        one = Cell(**values, validation=validation, scores=scores)
         shapes = {scores.by_client.shape for scores in one.scores.values()}
         if not one.error and shapes != {(len(one.seeds), len(one.test_sizes))}:
             raise ValueError("accuracies must be [S, N]")

@@ -97,6 +97,7 @@ def test_a_cell_is_kept_whole_and_measured_again_when_it_is_another(tmp_path):
     (found,) = leaderboard_cells.kept(tmp_path).values()
     assert found.algorithm == "fedprox" and np.isnan(found.scores["trained"].by_client[:, 0]).all()
     assert found.scores["received"] == one.scores["received"] and found.seeds == [1, 2]
+    np.testing.assert_array_equal(found.validation["trained"], [np.nan, 70])
     of = leaderboard_cells.missing
     assert of([FEDPROX], {("drift", "fedprox"): found}) == []
     for other in (replace(found, revision="1.0"), replace(found, command="x")):
