@@ -200,8 +200,8 @@ def check_alike(entries: Mapping[str, Any]) -> None:
 def grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether a command is larger than a run: more rounds, seeds or algorithms.
 
-    Another patience counts as more rounds. With a patience all seeds end together, so none can be
-    added.
+    A larger patience, or none, counts as more rounds. With a patience all seeds end together, so
+    none can be added.
     """
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
     old, new = before.get(ALGORITHMS, []), now.get(ALGORITHMS, [])
@@ -212,5 +212,7 @@ def grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     if added and set(before.get("import_file", ())) <= set(now.get("import_file", ())):
         explained.add("import_file")  # of the new algorithms
     larger = set(old) <= set(new) and all(now[name] >= before[name] for name in (ROUNDS, SEEDS))
-    together = SEEDS not in changed or now.get("patience") is None
-    return bool(changed) and changed <= explained and larger and together
+    was, patience = before.get("patience"), now.get("patience")
+    longer = patience is None or (was is not None and patience >= was)
+    together = SEEDS not in changed or patience is None
+    return bool(changed) and changed <= explained and larger and longer and together

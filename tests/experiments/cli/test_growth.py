@@ -124,12 +124,18 @@ def flags_of(**changed):
         ({"import_file": ["own.py 1a"], "num_seeds": 4}, False),
         ({"num_seeds": 4, "rounds": 6}, True),
         ({"num_seeds": 4, "rounds": 4}, False),
-        ({"patience": 3}, True),
+        ({"patience": 3}, False),
         ({"num_seeds": 4, "patience": 3}, False),
     ],
 )
 def test_growth_of_a_run(changed, larger):
     assert identity.grows(flags_of(), flags_of(**changed)) == larger
+
+
+@pytest.mark.parametrize(("patience", "larger"), [(2, False), (4, True), (None, True)])
+def test_a_smaller_patience_does_not_shorten_a_run(patience, larger):
+    before, now = flags_of(patience=3), flags_of(patience=patience, rounds=6)
+    assert identity.grows(before, now) == larger
 
 
 @pytest.mark.costly
