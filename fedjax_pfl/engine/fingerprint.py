@@ -35,7 +35,7 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     own = None if how is None else how.optimizer
     adapted = "" if own is None else formula(own, shapes)
     return {
-        "algorithm": _plain(jax.tree.structure(runs.algorithm)),
+        "algorithm": f"{_plain(jax.tree.structure(runs.algorithm))} {runs.algorithm.revision}",
         "seeds and settings": _hash(jax.tree.leaves(runs)),
         "rounds": str(program.rounds),
         "evaluation": f"{program.eval_every} {_plain(how)} {adapted} {program.scored}",
@@ -53,24 +53,25 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
 def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
     """Raise `InputError` with the differences between a checkpoint's simulation and this one.
 
-    Another version of JAX is only warned of: it may round otherwise.
+    Another version of JAX, or of this package in the same series, is only warned of.
     """
     require_version(
         f"The content of {folder}",
         saved.get(VERSION),
         "Give another folder to start again.",
     )
-    other = [name for name in now if saved.get(name) != now[name] and name != JAX]
+    other = [name for name in now if saved.get(name) != now[name] and name not in (JAX, VERSION)]
     if other:
         raise InputError(
             f"The checkpoints in {folder} are another simulation's: its {'; '.join(other)} differ. "
             "Give the same settings to continue it, or another folder to start again."
         )
-    if saved.get(JAX) != now.get(JAX):
-        warn(
-            f"The checkpoints in {folder} are of JAX {saved.get(JAX)} and go on with JAX "
-            f"{now.get(JAX)}: the last digits may differ from those of one run."
-        )
+    for name, title in ((JAX, "JAX"), (VERSION, "fedjax_pfl")):
+        if saved.get(name) != now.get(name):
+            warn(
+                f"The checkpoints in {folder} are of {title} {saved.get(name)} and go on with "
+                f"{title} {now.get(name)}: the last digits may differ from those of one run."
+            )
 
 
 def _plain(value: Any) -> str:

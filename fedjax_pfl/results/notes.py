@@ -58,6 +58,9 @@ def row_remarks(result: ResultScores, setting: int = 0) -> list[str]:
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'on request')}"
         )
+        last = max(result.eval_rounds, default=0)
+        if last < result.rounds:
+            sentences[-1] += f", and scored last after round {last}" if last else ", and not scored"
     sentences += privacy.remarks(result, setting)
     sentences += aggregation_remarks(result, setting)
     idle = without_steps(result, setting)

@@ -91,6 +91,13 @@ def test_another_simulation_is_refused(tmp_path, changes, said):
         run(**changes)
 
 
+def test_another_revision_is_refused(tmp_path, monkeypatch):
+    shorter(tmp_path, 2, matrix_rounds=(1,), name="local")
+    monkeypatch.setattr(pfl.core.ALGORITHMS["local"], "revision", 2)
+    with pytest.raises(pfl.InputError, match="are another simulation's: its algorithm differ"):
+        shorter(tmp_path, 2, matrix_rounds=(1,), name="local")
+
+
 def shorter(folder, rounds, name="feddwa", **options):
     """Simulates fewer rounds, and closes its checkpoints."""
     kept_rounds = [number for number in OPTIONS["matrix_rounds"] if number <= rounds]

@@ -60,6 +60,9 @@ def test_checkpoints_are_not_gone_on_with(tmp_path):
         check_same(now | {VERSION_ENTRY: "0.2.0"}, now, tmp_path)
     with pytest.warns(match=r"are of JAX 0\.1 and go on with JAX 0\.2: the last digits"):
         check_same(now | {JAX: "0.1"}, now | {JAX: "0.2"}, tmp_path)
+    later = f"{pfl.__version__.rpartition('.')[0]}.99"
+    with pytest.warns(match=f"are of fedjax_pfl {later} and go on with fedjax_pfl"):
+        check_same(now | {VERSION_ENTRY: later}, now, tmp_path)
 
 
 @pytest.fixture
