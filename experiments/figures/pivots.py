@@ -117,12 +117,13 @@ class Pivot:
         whole = [c for c in columns if not any(np.isnan(means.get((r, c), np.nan)) for r in rows)]
         scores = np.array([[means[row, one] for row in rows] for one in whole])
         scores, finite = scores.reshape(len(whole), len(rows)), np.isfinite(scores)
-        last = 1 + 2 * np.max(np.abs(scores), initial=0, where=finite)  # of a row that diverged
+        size = np.max(np.abs(scores), axis=1, keepdims=True, initial=0, where=finite)
+        last = (-1 if self.measure.higher else 1) * (1 + 2 * size)  # of a row that diverged
         made = Ranking(rows, whole, np.where(finite, scores, last), self.measure)
         left = [one for one in columns if one not in whole]
         notes = [f"Left out, as not all rows have them: {', '.join(left)}."] if left else []
         lost = [f"{rows[k]} ({whole[i]})" for i, k in zip(*np.nonzero(~finite), strict=True)]
-        notes += [f"Ranked last, as their errors are infinite: {', '.join(lost)}."] if lost else []
+        notes += [f"Ranked last, as their scores are infinite: {', '.join(lost)}."] if lost else []
         absent = [one for one in self.axes[0] if one not in rows] if self.axes else []
         notes += [f"Left out, as they have no score: {', '.join(absent)}."] if absent else []
         if len({self.data.get(one, one) for one in whole}) < len(whole):

@@ -31,7 +31,7 @@ WORSE = (
 )
 REST = (
     "Mean harm: mean drop over pairs, 0 for those that gain. Tenth percentile: of pairs' gains. "
-    "In brackets: 95 % bootstrap interval over clients within seeds."
+    "In brackets: 95 % bootstrap interval over clients."
 )
 DRAWS, SEED = 1000, 0
 MOST = 1_000_000  # numbers that are resampled at once

@@ -95,4 +95,7 @@ def test_a_row_with_an_infinite_error_is_ranked_last_there():
     scores = pd.DataFrame(lines, columns=["row", "dataset", "seed", "score"])
     ranking, notes = Pivot(scores, "std", [], "", MSE).ranking()
     assert ranking.ranks.tolist() == [[1, 2], [2, 1], [1, 2], [1, 2], [1, 2]]
-    assert notes[0] == "Ranked last, as their errors are infinite: a (1)."
+    assert notes[0] == "Ranked last, as their scores are infinite: a (1)."
+    scores["score"] = -scores["score"] * np.where(scores["dataset"] == "0", 1e9, 1)
+    ranking, _ = Pivot(scores, "std", [], "").ranking()  # higher is better; blocks differ in scale
+    assert ranking.ranks.tolist() == [[1, 2], [2, 1], [1, 2], [1, 2], [1, 2]]
