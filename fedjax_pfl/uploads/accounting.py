@@ -109,8 +109,8 @@ def upload_releases(released: Mapping[str, Any], noise: float, rounds: int) -> l
       rounds: rounds in which it may have taken part.
     """
     each = noise * (1 / math.sqrt(max(released["per_round"], 1)))
-    cut = released["cut"] and tuple(released["cut"])  # a list in files
-    return [Release(each, rounds, released["rate"], cut)]
+    cut = released.get("cut")  # a list in files; not in those of 0.4
+    return [Release(each, rounds, released["rate"], cut and tuple(cut))]
 
 
 @lru_cache(maxsize=2**16)
