@@ -366,7 +366,9 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         raise refused(f"Type of the {what}", str(x.dtype), types)
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
-    first = x.ndim == 4 and x.shape[1] in (1, 3) and 4 < x.shape[2] == x.shape[3]
+    # Sides that differ more may be a signal's time and its channels, which are the last axis.
+    low, high = sorted(x.shape[-2:])
+    first = x.ndim == 4 and x.shape[1] in (1, 3) and 4 < low <= high <= 2 * low
     allowed = "[n, h, w, c], with the channels last by np.moveaxis(x, 1, -1)"
     require(not first, f"Shape of the {what}", x.shape, allowed)
     if x.dtype != np.uint8:

@@ -86,7 +86,10 @@ def test_data_print_in_a_line():
 def test_channels_come_last():
     with pytest.raises(InputError, match=r"channels last by np\.moveaxis\(x, 1, -1\), got"):
         dataset_from_arrays("a", np.zeros((2, 3, 8, 8)), [0, 1])
-    assert dataset_from_arrays("a", np.zeros((2, 3, 8, 9)), [0, 1]).input_shape == (3, 8, 9)
+    with pytest.raises(InputError, match=r"channels last .*, got \(2, 3, 32, 48\)"):
+        dataset_from_arrays("a", np.zeros((2, 3, 32, 48), np.uint8), [0, 1])
+    for shape in ((1, 128, 9), (3, 256, 9), (3, 32, 3)):  # signals of nine sensors; an image
+        assert dataset_from_arrays("a", np.zeros((2, *shape)), [0, 1]).input_shape == shape
 
 
 def test_samples_of_several_shapes():
