@@ -261,7 +261,8 @@ def dataset_from_arrays(
       test_y: official test labels, or None.
       num_classes: C, at most 2**20; None takes the largest label + 1, and then every smaller
         label must occur.
-      input_scaling: scaling of `default`; None means "half" for uint8 and "raw" otherwise.
+      input_scaling: scaling of `default`; None means "half" for pixels, which are uint8 but not
+        rows of 0 and 1, and "raw" otherwise.
       vocab_size: number of token ids of texts, or None.
       class_names: C names, or empty: then labels that are text or bool are the names, sorted.
       note: a remark for readers of results, or empty.
@@ -318,7 +319,10 @@ def dataset_from_arrays(
         readable = one.encode("utf-8", "replace").decode() == one
         require(readable, f"class_names of data set {name!r}", one, "text that UTF-8 can say")
     if input_scaling is None:
-        input_scaling = "half" if train_x.dtype == np.uint8 else "raw"
+        pixels = train_x.dtype == np.uint8 and (
+            train_x.ndim > 2 or max(x.max(initial=0) for x in (train_x, test_x)) > 1
+        )
+        input_scaling = "half" if pixels else "raw"
     return Dataset(
         name=name,
         train_x=train_x,
@@ -351,8 +355,7 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         return _tokens(what, x, vocab_size)
     if hasattr(given, "iloc") and hasattr(given, "columns"):  # of pandas
         check_frame(what, given)
-    whole = x.dtype.kind in "iu" and x.dtype != np.uint8  # uint8 are pixels
-    if x.dtype.kind == "b" or (whole and hasattr(given, "columns")):
+    if x.dtype.kind == "b" or (x.dtype.kind in "iu" and hasattr(given, "columns")):
         x = x.astype(np.float32)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
     if not allowed:

@@ -183,7 +183,16 @@ def test_one_hot_labels(kind):
         dataset_from_arrays("a", np.zeros((3, 2)), np.eye(3).astype(kind))
 
 
-def test_pixels_of_a_frame_stay_bytes():
-    """Else the default scaling would be that of other numbers."""
-    data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=np.uint8)), [0, 1, 1])
-    assert data.train_x.dtype == np.uint8
+@pytest.mark.parametrize("kind", ["uint8", "int8", "bool"])
+def test_integers_of_a_frame_are_no_pixels(kind):
+    data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=kind)), [0, 1, 1])
+    assert (data.train_x.dtype, data.input_scaling) == (np.float32, "raw")
+
+
+def test_rows_of_0_and_1_are_no_pixels():
+    x = np.eye(3, 2, dtype=np.uint8)
+    assert dataset_from_arrays("a", x, [0, 1, 1], x, [0, 1, 1]).input_scaling == "raw"
+    for rows in ((x, 2 * x), (2 * x, x)):
+        data = dataset_from_arrays("a", rows[0], [0, 1, 1], rows[1], [0, 1, 1])
+        assert data.input_scaling == "half"
+    assert dataset_from_arrays("a", x[:, :, None], [0, 1, 1]).input_scaling == "half"

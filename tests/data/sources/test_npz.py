@@ -25,7 +25,7 @@ def test_npz(tmp_path):
 
 
 def test_npz_with_a_test_split(tmp_path):
-    x = np.zeros((3, 5), np.uint8)
+    x = np.full((3, 5), 9, np.uint8)
     path = save(tmp_path / "a.npz", x_train=x, y_train=[0, 1, 0], x_test=x[:1], y_test=[2])
     data = load_dataset(f"npz:{path}")
     assert (data.num_test, data.num_classes, data.input_shape) == (1, 3, (5,))
