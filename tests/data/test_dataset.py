@@ -125,7 +125,9 @@ def test_labels_that_are_text():
         data = dataset_from_arrays("a", FRAME, labels, FRAME[:1], ["bee"])
         assert data.class_names == ("ant", "bee", "cat")
         assert [*data.train_y, *data.test_y] == [2, 0, 2, 1]
-    given = dataset_from_arrays("a", FRAME, words, class_names=["cat", "ant"])
+    blanks = dataset_from_arrays("a", FRAME, ["cat ", "cat", "\tant"], FRAME[:1], [" cat"])
+    assert blanks.class_names == ("ant", "cat")
+    given = dataset_from_arrays("a", FRAME, words, class_names=["cat ", "ant"])
     assert given.train_y.tolist() == [0, 1, 0]
     with pytest.raises(InputError, match="label 'cat'"):
         dataset_from_arrays("a", FRAME, words, class_names=("ant", "bee"))
