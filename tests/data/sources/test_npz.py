@@ -57,6 +57,22 @@ def test_bad_npz(tmp_path, change, message):
         load_dataset(f"npz:{path}")
 
 
+def test_id_columns_have_a_value_for_each_sample(tmp_path):
+    arrays = GOOD | {"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}
+    users = {"user_train": [7, 7, 8], "user_test": [[8], [9]]}
+    path = save(tmp_path / "a.npz", **arrays, **users)
+    assert load_dataset(f"npz:{path}", id_columns="user").columns["user"].tolist() == [
+        7,
+        7,
+        8,
+        8,
+        9,
+    ]
+    path = save(tmp_path / "a.npz", **arrays, user_train=[7, 7, 8, 8], user_test=[9])
+    with pytest.raises(InputError, match=r"user_train .* must be as many .* of x_train, got 4"):
+        load_dataset(f"npz:{path}", id_columns="user")
+
+
 def test_npz_files_that_are_not(tmp_path):
     with pytest.raises(InputError, match=r"No file .*none\.npz"):
         load_dataset(f"npz:{tmp_path}/none.npz")
