@@ -33,6 +33,16 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
         assert partition.rule == "file"
 
 
+def test_signals_of_pfllib_have_their_channels_last(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(4, 1, 128, 9)).astype(np.float32), [0, 1, 1, 0]
+    (tmp_path / "config.json").write_text('{"num_clients": 1, "num_classes": 2}')
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        np.savez(tmp_path / split / "0.plain.npz", x=np.moveaxis(x, -1, 1), y=y)
+    data = pfl.load_dataset(f"pfllib:{tmp_path}")
+    np.testing.assert_array_equal(data.train_x, x)
+
+
 def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
     write_pfllib(tmp_path, DATA)
     for read in (lambda: pfl.load_dataset(f"pfllib:{tmp_path}"),
