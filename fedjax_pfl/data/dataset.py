@@ -261,7 +261,8 @@ def dataset_from_arrays(
       test_y: official test labels, or None.
       num_classes: C, at most 2**20; None takes the largest label + 1, and then every smaller
         label must occur.
-      input_scaling: scaling of `default`; None means "half" for uint8 and "raw" otherwise.
+      input_scaling: scaling of `default`; None means "half" for pixels, which are uint8 but not
+        rows of 0 and 1, and "raw" otherwise.
       vocab_size: number of token ids of texts, or None.
       class_names: C names, or empty: then labels that are text or bool are the names, sorted.
       note: a remark for readers of results, or empty.
@@ -318,7 +319,10 @@ def dataset_from_arrays(
         readable = one.encode("utf-8", "replace").decode() == one
         require(readable, f"class_names of data set {name!r}", one, "text that UTF-8 can say")
     if input_scaling is None:
-        input_scaling = "half" if train_x.dtype == np.uint8 else "raw"
+        pixels = train_x.dtype == np.uint8 and (
+            train_x.ndim > 2 or max(x.max(initial=0) for x in (train_x, test_x)) > 1
+        )
+        input_scaling = "half" if pixels else "raw"
     return Dataset(
         name=name,
         train_x=train_x,
@@ -351,8 +355,7 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         return _tokens(what, x, vocab_size)
     if hasattr(given, "iloc") and hasattr(given, "columns"):  # of pandas
         check_frame(what, given)
-    whole = x.dtype.kind in "iu" and x.dtype != np.uint8  # uint8 are pixels
-    if x.dtype.kind == "b" or (whole and hasattr(given, "columns")):
+    if x.dtype.kind == "b" or (x.dtype.kind in "iu" and hasattr(given, "columns")):
         x = x.astype(np.float32)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
     if not allowed:
@@ -366,7 +369,9 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
         raise refused(f"Type of the {what}", str(x.dtype), types)
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
-    first = x.ndim == 4 and x.shape[1] in (1, 3) and 4 < x.shape[2] == x.shape[3]
+    # Sides that differ more may be a signal's time and its channels, which are the last axis.
+    low, high = sorted(x.shape[-2:])
+    first = x.ndim == 4 and x.shape[1] in (1, 3) and 4 < low <= high <= 2 * low
     allowed = "[n, h, w, c], with the channels last by np.moveaxis(x, 1, -1)"
     require(not first, f"Shape of the {what}", x.shape, allowed)
     if x.dtype != np.uint8:

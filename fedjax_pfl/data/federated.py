@@ -253,12 +253,14 @@ class FederatedData:
             samples = _turned(samples, self.turns[row])
         if augment is not None:
             samples = augment(samples)
-        samples = samples.astype(self.input_dtype(dtype))
+        # Half precision is too coarse for large values that differ little, until they are scaled.
+        wide = str(jnp.promote_types(dtype, jnp.float32))
+        samples = samples.astype(self.input_dtype(wide))
         if self.tokens is not None:
             samples = _taken(self.tokens, samples)
         if jnp.issubdtype(samples.dtype, jnp.floating):
             scale, shift = self.scaling_of(row)
-            samples = samples * scale.astype(dtype) + shift.astype(dtype)
+            samples = (samples * scale.astype(wide) + shift.astype(wide)).astype(dtype)
         return samples
 
     def seen_labels(self, row: Scalar | int, labels: jax.Array, dtype: str) -> jax.Array:

@@ -24,7 +24,8 @@ def numbered_classes(
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """Return (train_y, test_y, names) with numbers for labels that are text or truth values.
 
-    Without names of the classes these are the labels, sorted. Other labels stay as they are.
+    Without names of the classes these are the labels, sorted, without blanks at the ends. Other
+    labels stay as they are.
 
     Raises:
       InputError: a word for a missing value, two spellings of one label, or one without a name.
@@ -34,10 +35,10 @@ def numbered_classes(
         return train_y, test_y, names
     require_unmasked(f"labels of data set {dataset!r}", train_y)
     require_unmasked(f"test labels of data set {dataset!r}", test_y)
-    words = [y.reshape(-1).astype(str) for y in given]
+    words = [np.char.strip(y.reshape(-1).astype(str)) for y in given]
     found = Words(*np.unique(np.concatenate(words), return_inverse=True))
     check_words(f"Label of data set {dataset!r}", found)
-    names = tuple(found.values.tolist()) if len(names) == 0 else names
+    names = tuple(name.strip() for name in names) or tuple(found.values.tolist())
     for word in found.values:
         require_name("label", str(word), names)
     places = {name: k for k, name in enumerate(names)}

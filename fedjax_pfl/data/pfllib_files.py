@@ -48,8 +48,18 @@ def read_clients(
         path = folder / split / f"{client}.plain.npz"
         if not path.exists():
             raise _missing(path, folder)
+        check_export(path.with_name(f"{client}.npz"), path)
         arrays = read_npz(path, ("x", "y"))
         yield f"{split} samples of client {client} in {path}", arrays["x"], arrays["y"]
+
+
+def check_export(source: Path, export: Path) -> None:
+    """Raise `InputError` if a file, which may be gone, was written after its export."""
+    if source.is_file() and source.stat().st_mtime_ns > export.stat().st_mtime_ns:
+        raise InputError(
+            f"{source} is newer than its export {export}: export it again, or `touch` the export "
+            "if only copying made it newer."
+        )
 
 
 def _missing(path: Path, folder: Path) -> InputError:

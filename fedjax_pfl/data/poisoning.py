@@ -122,7 +122,8 @@ class Backdoor:
 
     def __call__(self, x: np.ndarray, y: np.ndarray, number: int, bright: float):
         rng = np.random.default_rng((self.seed, number))
-        chosen = rng.permutation(len(y))[: int(np.ceil(self.share * len(y)))]
+        count = int(np.ceil(self.share * len(y) - 1e-9))  # 0.07 * 100 is above 7
+        chosen = rng.permutation(len(y))[:count]
         x, y = x.copy(), y.copy()
         x[chosen] = self.triggered(x[chosen], bright, number % 4 if self.distributed else None)
         y[chosen] = self.target

@@ -107,7 +107,7 @@ def _read_csv(
     import pyarrow as pa  # slow import: only where it is used
     import pyarrow.csv
 
-    kinds = {name: pa.float32() if name in numbers else pa.string() for name in columns}
+    kinds = {name: pa.float64() if name in numbers else pa.string() for name in columns}
     require_memory(f"The cells of {path}", require_file(path))
     content = read_bytes(path)
     if b'"' not in content:
@@ -125,11 +125,12 @@ def _read_csv(
     return {name: pa.array([row[k] for row in rows], pa.string()) for name, k in places}
 
 
-def as_numbers(path: Path, name: str, column: Any, hint: str) -> np.ndarray:
-    """Convert a column to float32 [n].
+def as_numbers(path: Path, name: str, column: Any, hint: str, train: bool) -> np.ndarray:
+    """Convert a column, of training samples or others, to float32 [n].
 
     Raises:
-      InputError: a cell without a finite number, which the message shows with its row.
+      InputError: a cell without a finite number, which the message shows with its row, or training
+        samples' numbers that differ too little for float32, such as times in seconds since 1970.
     """
     import pyarrow as pa  # slow import: only where it is used
     import pyarrow.compute as pc
@@ -139,15 +140,25 @@ def as_numbers(path: Path, name: str, column: Any, hint: str) -> np.ndarray:
             column = column.cast(column.type.value_type)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = pc.call_function("utf8_trim_whitespace", [column])
-        values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+        exact = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
-        values = np.array([_as_number(cell) for cell in column.to_pylist()])
+        exact = np.array([_as_number(cell) for cell in column.to_pylist()])
+    with np.errstate(over="ignore"):
+        values = exact.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(values))[:1]
     if len(wrong):
         cell = column[int(wrong[0])].as_py()
         raise InputError(
             f"Column {name!r} of {path} must hold numbers, got {shown(_text(cell))} in row "
             f"{wrong[0] + 1}: {_advice(_text(cell), hint)}."
+        )
+    low, high = float(exact.min()), float(exact.max())
+    # A smaller range is noise of float64; the seconds of a whole day since 1970 lose less.
+    least, lost = 1e-12 * max(-low, high), float(np.abs(exact - values).max())
+    if train and least < high - low < 256 * lost:
+        raise InputError(
+            f"Column {name!r} of {path} has numbers in {low:.17g}..{high:.17g}, whose differences "
+            "float32 can't hold: subtract the smallest, or leave the column out."
         )
     return values
 

@@ -86,7 +86,10 @@ def test_data_print_in_a_line():
 def test_channels_come_last():
     with pytest.raises(InputError, match=r"channels last by np\.moveaxis\(x, 1, -1\), got"):
         dataset_from_arrays("a", np.zeros((2, 3, 8, 8)), [0, 1])
-    assert dataset_from_arrays("a", np.zeros((2, 3, 8, 9)), [0, 1]).input_shape == (3, 8, 9)
+    with pytest.raises(InputError, match=r"channels last .*, got \(2, 3, 32, 48\)"):
+        dataset_from_arrays("a", np.zeros((2, 3, 32, 48), np.uint8), [0, 1])
+    for shape in ((1, 128, 9), (3, 256, 9), (3, 32, 3)):  # signals of nine sensors; an image
+        assert dataset_from_arrays("a", np.zeros((2, *shape)), [0, 1]).input_shape == shape
 
 
 def test_samples_of_several_shapes():
@@ -122,7 +125,9 @@ def test_labels_that_are_text():
         data = dataset_from_arrays("a", FRAME, labels, FRAME[:1], ["bee"])
         assert data.class_names == ("ant", "bee", "cat")
         assert [*data.train_y, *data.test_y] == [2, 0, 2, 1]
-    given = dataset_from_arrays("a", FRAME, words, class_names=["cat", "ant"])
+    blanks = dataset_from_arrays("a", FRAME, ["cat ", "cat", "\tant"], FRAME[:1], [" cat"])
+    assert blanks.class_names == ("ant", "cat")
+    given = dataset_from_arrays("a", FRAME, words, class_names=["cat ", "ant"])
     assert given.train_y.tolist() == [0, 1, 0]
     with pytest.raises(InputError, match="label 'cat'"):
         dataset_from_arrays("a", FRAME, words, class_names=("ant", "bee"))
@@ -180,7 +185,16 @@ def test_one_hot_labels(kind):
         dataset_from_arrays("a", np.zeros((3, 2)), np.eye(3).astype(kind))
 
 
-def test_pixels_of_a_frame_stay_bytes():
-    """Else the default scaling would be that of other numbers."""
-    data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=np.uint8)), [0, 1, 1])
-    assert data.train_x.dtype == np.uint8
+@pytest.mark.parametrize("kind", ["uint8", "int8", "bool"])
+def test_integers_of_a_frame_are_no_pixels(kind):
+    data = dataset_from_arrays("a", pd.DataFrame(np.eye(3, 2, dtype=kind)), [0, 1, 1])
+    assert (data.train_x.dtype, data.input_scaling) == (np.float32, "raw")
+
+
+def test_rows_of_0_and_1_are_no_pixels():
+    x = np.eye(3, 2, dtype=np.uint8)
+    assert dataset_from_arrays("a", x, [0, 1, 1], x, [0, 1, 1]).input_scaling == "raw"
+    for rows in ((x, 2 * x), (2 * x, x)):
+        data = dataset_from_arrays("a", rows[0], [0, 1, 1], rows[1], [0, 1, 1])
+        assert data.input_scaling == "half"
+    assert dataset_from_arrays("a", x[:, :, None], [0, 1, 1]).input_scaling == "half"

@@ -55,6 +55,11 @@ def test_a_backdoor_marks_its_share():
     np.testing.assert_array_equal(x[:, 2:], original[:, 2:])
 
 
+def test_a_share_is_not_rounded_up_by_its_last_digit():
+    x, y = np.zeros((100, 4, 4, 1), np.float32), np.ones(100, int)
+    assert (Backdoor(share=0.07)(x, y, 0, 1.0)[1] == 0).sum() == 7
+
+
 def test_quarters_make_up_the_trigger():
     black = np.zeros((1, 8, 8, 1), np.uint8)
     backdoor = Backdoor(distributed=True)

@@ -2,10 +2,12 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
+from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.scaling import SCALINGS, check_stored, input_scaling
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.federation.build import federate
@@ -65,6 +67,18 @@ def test_standard_does_not_blow_up_rounding_noise():
     x[::2] = np.nextafter(x[0, 0], np.float32(2e4))
     z = scaled("standard", dataset_from_arrays("a", x, np.zeros(100, int)))
     assert np.abs(z).max() < 0.01
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_begins_after_scaling(dtype):
+    years = np.arange(1990, 2011, dtype=np.float32)[:, None]
+    dataset = dataset_from_arrays("a", years, np.zeros(21, int), input_scaling="standard")
+    partition = make_partition("iid", dataset, 1, 0)
+    data = federate(dataset, partition, "softmax").data
+    seen = data.inputs(0, jnp.asarray(years), dtype)
+    wanted = data.inputs(0, jnp.asarray(years), "float32")
+    assert seen.dtype == dtype
+    np.testing.assert_allclose(seen.astype(jnp.float32), wanted, rtol=4e-3)
 
 
 def test_unknown_scaling():

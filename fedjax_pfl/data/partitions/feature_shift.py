@@ -99,7 +99,8 @@ def shift_features(partition: Partition, shift: str, seed: int, **options: Any) 
 def with_corruption(dataset: Dataset, partition: Partition) -> Dataset:
     """Return the data set with each client's samples as `partition.corruption` has them.
 
-    Images are scaled to 0..1 by the smallest and largest value of the clients' training samples.
+    Images are scaled to 0..1 by the smallest and largest value of the clients' training samples;
+    an image beyond these by its own, too.
 
     Raises:
       InputError: samples that are not images, or that clients share.
@@ -122,8 +123,10 @@ def with_corruption(dataset: Dataset, partition: Partition) -> Dataset:
         lists = [partition.client(split, client) for split in SPLITS]
         held = np.unique(np.concatenate(lists))
         if kind and len(held):
-            plain = (samples[held] - low) / max(high - low, 1e-12)
-            changed = low + (high - low) * corrupt(plain, KINDS[kind - 1], strength, held)
+            least = np.minimum(low, samples[held].min((1, 2, 3), keepdims=True))
+            span = np.maximum(high, samples[held].max((1, 2, 3), keepdims=True)) - least
+            plain = (samples[held] - least) / np.maximum(span, 1e-12)
+            changed = least + span * corrupt(plain, KINDS[kind - 1], strength, held)
             samples[held] = np.rint(changed).astype(kept) if kept == np.uint8 else changed
     count = dataset.num_train
     return replace(dataset, train_x=samples[:count], test_x=samples[count:])

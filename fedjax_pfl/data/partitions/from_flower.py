@@ -74,6 +74,10 @@ def import_flower(
     else:
         parts = _read_indices(path, dataset)
         options = {"path": str(path)}
+    for k, lists in enumerate(zip(*parts.values(), strict=True)):
+        shared = sum(len(np.unique(one)) for one in lists) - len(np.unique(np.concatenate(lists)))
+        what = f"Splits of partition {k} in {path}"
+        require(shared == 0, what, f"{shared} samples in two of them", "of different samples")
     options["ambiguous_samples"] = matcher.ambiguous
     if "test" not in parts:
         options |= {"test_fraction": test_fraction, "seed": seed}
@@ -91,6 +95,7 @@ def _read_indices(path: Path, dataset: Dataset) -> dict[str, list[np.ndarray]]:
     for name, own in content.items():
         require_name(f"split in {path}:", name, _SPLITS)
         split = _SPLITS[name]
+        require(split not in parts, f"Split {split!r} in {path}", f"{name!r}, too", "there once")
         official = (dataset.num_train, dataset.num_test) if split == "test" else (
             0, dataset.num_train
         )  # fmt: skip
@@ -143,6 +148,7 @@ def _read_folder(folder: Path, dataset: Dataset, matcher: Matcher, index_column:
             for place in inside:
                 require_name(f"split in {entry}:", place.name, _SPLITS)
             own = {_SPLITS[place.name]: place for place in inside}
+            require(len(own) == len(inside), f"Splits in {entry}", [*own], "there once each")
         for split in sorted(own, key=SPLITS.index):
             rows = _read_rows(own[split], dataset, matcher, index_column)
             parts.setdefault(split, []).append(rows)

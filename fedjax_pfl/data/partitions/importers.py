@@ -14,7 +14,7 @@ from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.data.partitions.from_flower import import_flower
 from fedjax_pfl.data.partitions.from_pfllib import import_pfllib
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.pfllib_files import is_pfllib
+from fedjax_pfl.data.pfllib_files import check_export, is_pfllib
 from fedjax_pfl.data.sources.leaf import leaf_files
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import keyword_defaults
@@ -138,6 +138,7 @@ def read_partition(path: str | Path, dataset: Dataset) -> Partition:
                 "it, export its indices with these lines of Python, and try again:",
                 script=FLBENCH_EXPORT.format(folder=str(place.parent)),
             )
+        check_export(place.with_name(FLBENCH), place)
     elif source is not None:
         return import_partition(source, place, dataset)
     if place.is_dir():

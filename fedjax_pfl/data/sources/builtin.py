@@ -108,6 +108,9 @@ def load_npz(
     columns = {}
     for name in column_names(id_columns, known, path):
         parts = read_npz(path, [f"{name}{end}" for end in ends])
+        for (key, part), x in zip(parts.items(), used[::2], strict=False):
+            fits, count = (part.size,) == arrays[x].shape[:1], f"as many as the samples of {x}"
+            require(fits, f"Values of {key} in {path}", part.size, count)
         columns[name] = np.concatenate([part.reshape(-1) for part in parts.values()])
         used += parts
     return dataset_from_arrays(

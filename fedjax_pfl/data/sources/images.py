@@ -268,13 +268,14 @@ def _decoded(name, root, train, test, classes, image_size, channels, note="") ->
     def make():
         images = ((str(file), file) for file in files)
         x = decode_images(images, len(files), size, channels)
-        y = np.array([label for _, label in train + test], np.int32)
-        n = len(train)
-        return {"train_x": x[:n], "train_y": y[:n], "test_x": x[n:], "test_y": y[n:]}
+        return {"train_x": x[: len(train)], "test_x": x[len(train) :]}
 
     files = [file for file, _ in train + test]
     key = hash_of_listing(files, root, f"{size} {channels} {classes} {len(train)}")
-    arrays = cached_arrays(name, root, key, make)
+    arrays = cached_arrays(name, root, key, make, ("train_x", "test_x"))
+    # Labels aren't cached: those of Tiny-ImageNet may be corrected without a change of its images.
+    for split, rows in (("train", train), ("test", test)):
+        arrays[f"{split}_y"] = np.array([label for _, label in rows], np.int32)
     return dataset_from_arrays(
         name, **arrays, num_classes=len(classes), class_names=classes, note=note
     )

@@ -142,6 +142,8 @@ def _users(path: Path) -> Iterator[tuple[str, list, list]]:
     if not (good and isinstance(content.get("users"), list)):
         raise InputError(f"{path} isn't a file of LEAF's: it has no users with user_data.")
     data = content["user_data"]
+    left = data.keys() - {user for user in content["users"] if isinstance(user, str)}
+    require(not left, f"users in {path}", f"none of {sorted(left)[:5]}", "all those of user_data")
     for user in content["users"]:
         own: Any = data.get(user) if isinstance(user, str) else None
         lists = isinstance(own, dict) and all(isinstance(own.get(key), list) for key in "xy")

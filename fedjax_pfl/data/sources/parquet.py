@@ -1,6 +1,7 @@
 """Parquet files with image bytes, as `datasets` on the Hugging Face hub are stored."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,9 +104,15 @@ def _load(
                 arrays |= {f"{split}_x": x, f"{split}_y": y}
         return arrays
 
+    _check_shards(folder, train + test)
+    columns = _, label = _columns(train[0], open_parquet(train[0]).schema_arrow, columns)
     recipe = f"{size} {channels} {columns} {len(train)}"
     arrays = cached_arrays(name, folder, hash_of(train + test, recipe), make)
-    names = _class_names(train[0], columns[1])
+    named = {own: path for path in train + test if (own := _class_names(path, label))}
+    if len(named) > 1:
+        one, other = [*named.values()][:2]
+        raise InputError(f"{one} and {other} must name the same classes of {label!r} in one order.")
+    names = next(iter(named), ())
     classes = (len(names) or None) if num_classes is None else num_classes
     kept: dict[str, list[np.ndarray]] = {}
     for path in train + test if id_columns else ():
@@ -124,6 +131,23 @@ def _load(
     )
 
 
+def _check_shards(folder: Path, files: list[Path]) -> None:
+    """Raise `InputError` if a part of a split is missing, or beside the whole."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for path in files:
+        words = re.split(r"-(\d+)-of-(\d+)", path.stem, maxsplit=1)
+        split, k, count = (*words[:3], 0, 1)[:3]
+        found.setdefault(str(split), []).append((int(k), int(count)))
+    for split, parts in found.items():
+        low, n = min(parts)[0], len(parts)
+        if sorted(parts) != [(k, n) for k in range(low, low + n)]:
+            count = max(count for _, count in parts)
+            raise InputError(
+                f"{folder} has {n} files of {split!r}, which is in {count} parts: it needs each "
+                "part once, or only one file with all samples."
+            )
+
+
 def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
     opened = [(path, open_parquet(path)) for path in files]
     count = sum(file.metadata.num_rows for _, file in opened)
@@ -139,8 +163,7 @@ def _rows(path: Path, file, columns, labels: list[np.ndarray]) -> Iterator[tuple
     """Yield (name in messages, encoded image); appends the labels on the way."""
     schema = file.schema_arrow
     check_header(path, schema.names)
-    image = _column(path, schema, columns[0], _IMAGE_COLUMNS, "image bytes")
-    label = _column(path, schema, columns[1], _LABEL_COLUMNS, "integer labels")
+    image, label = _columns(path, schema, columns)
     kind = schema.field(image).type
     if not holds_images(kind):
         raise InputError(f"Column {image!r} of {path} must hold image bytes, got {kind}.")
@@ -152,6 +175,12 @@ def _rows(path: Path, file, columns, labels: list[np.ndarray]) -> Iterator[tuple
             if not content:
                 raise InputError(f"Row {row} of {path} has no image bytes.")
             yield f"Row {row} of {path}", content
+
+
+def _columns(path: Path, schema, names) -> tuple[str, str]:
+    """Return the names of the columns of images and labels."""
+    image = _column(path, schema, names[0], _IMAGE_COLUMNS, "image bytes")
+    return image, _column(path, schema, names[1], _LABEL_COLUMNS, "integer labels")
 
 
 def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: str) -> str:
@@ -166,14 +195,13 @@ def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: 
     )
 
 
-def _class_names(path: Path, label_column: str | None) -> tuple[str, ...]:
+def _class_names(path: Path, label: str) -> tuple[str, ...]:
     """Return the class names in the file's metadata, if any."""
     metadata = open_parquet(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-        columns = _LABEL_COLUMNS if label_column is None else (str(label_column),)
-        names = next(features[key]["names"] for key in columns if key in features)
-    except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
+        names = features[label]["names"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ()
     good = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return tuple(names) if good else ()

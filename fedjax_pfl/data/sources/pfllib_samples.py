@@ -9,8 +9,6 @@ from fedjax_pfl.data.pfllib_files import read_clients, read_config
 from fedjax_pfl.data.sources.source_registry import register_dataset
 from fedjax_pfl.utils.errors import require
 
-CHANNELS = (1, 3)
-
 
 @register_dataset(
     "pfllib",
@@ -20,8 +18,8 @@ CHANNELS = (1, 3)
 def load_pfllib(folder: Path) -> Dataset:
     """All clients' training samples, then all their test samples, as PFLlib normalized them.
 
-    Images are stored channels first and are transposed. `read_partition(folder, dataset)` reads
-    the clients' split from the same folder.
+    Images and signals are stored channels first and are transposed. `read_partition(folder,
+    dataset)` reads the clients' split from the same folder.
     """
     config = read_config(folder)
     parts = {}
@@ -34,9 +32,7 @@ def load_pfllib(folder: Path) -> Dataset:
             samples.append(x)
             labels.append(y)
         x = np.concatenate(samples)
-        if x.ndim == 4 and x.shape[1] in CHANNELS and x.shape[3] not in CHANNELS:
-            x = np.moveaxis(x, 1, -1)
-        parts[split] = x, np.concatenate(labels)
+        parts[split] = np.moveaxis(x, 1, -1) if x.ndim == 4 else x, np.concatenate(labels)
     return dataset_from_arrays(
         folder.resolve().name, *parts["train"], *parts["test"],
         num_classes=config.get("num_classes"), note="normalized by PFLlib",

@@ -91,13 +91,21 @@ def load_recordings(
         at = first[:, None] + np.arange(window)
         parts += [signal[at].astype(np.float32)[:, :, None], of_recording[owner]]
         who.append(owner)
-    if not len(parts[2]):
+    untested = np.setdiff1d(np.arange(len(ends)), who[1]).tolist() if tested else []
+    if len(untested) == len(ends):
+        raise InputError(
+            f"No recording in {data_dir} has a window of {window} time steps to test on, in its "
+            f"last part of {tested:g}: change window or test_fraction, 0 for no test samples."
+        )
+    if not tested:
         parts, who = parts[:2], who[:1]
+    some = ", ".join(map(str, untested[:5])) + ", ..." * (len(untested) > 5)
     of_window = np.concatenate(who)
     return dataset_from_arrays(
         data_dir.stem,
         *parts,
         input_scaling="standard",
+        note=f"no test window of {len(untested)} recordings: {some}" if untested else "",
         columns={name: values[of_window] for name, values in columns.items()},
         **about,
     )

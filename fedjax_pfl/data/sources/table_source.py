@@ -34,6 +34,7 @@ NO_TARGET = (
 class _Table(NamedTuple):
     path: Path
     columns: dict[str, Any]  # Arrow arrays of one length
+    train: bool
 
     def numbers(self, names: Sequence[str], hint: str = NO_NUMBER) -> np.ndarray:
         """Return columns as numbers, float32 [n, columns], and forget them."""
@@ -41,7 +42,7 @@ class _Table(NamedTuple):
         require_memory(f"The numbers of {self.path}", 4 * count * len(names))
         values = np.empty((count, len(names)), np.float32)
         for k, name in enumerate(names):
-            values[:, k] = as_numbers(self.path, name, self.columns.pop(name), hint)
+            values[:, k] = as_numbers(self.path, name, self.columns.pop(name), hint, self.train)
         return values
 
     def words(self, name: str) -> Words:
@@ -106,7 +107,7 @@ def load_table(
     words = (label_column, *ids) if classes else ids
     numbers = features if classes else [*features, label_column]
     tables = [
-        _Table(path, read_table(path, header, numbers, words))
+        _Table(path, read_table(path, header, numbers, words), path == paths[0])
         for path, header in zip(paths, headers, strict=True)
     ]
     about: dict[str, Any] = {}

@@ -7,6 +7,7 @@ marks as tokens, a fixed length. The vocabulary is that of the clients' training
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from fedjax_pfl.data.vocabulary import PAD, RESERVED, Vocabulary, encode, tokeni
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 _RESERVED = ("<pad>", "<unk>")
+_MANY = 10  # rows, at least, whose labels should repeat
 AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
@@ -34,6 +36,8 @@ class _Texts(NamedTuple):
     texts: list[str]
     columns: dict[str, list[str]]
     left: list[str]
+    read: list[str]  # the texts' columns in a header
+    cells: int | None  # of a row without a header
 
 
 @register_dataset("ag_news", "127,600 news texts of 4 classes: train.csv and test.csv")
@@ -122,14 +126,27 @@ def load_text_csv(
             if data_dir.is_dir()
             else f"No file {data_dir}: give a CSV file of labels and texts."
         )
-    parts = [_read(path, names=names) for path in (*files.train, *files.held_out)]
-    values = sorted(set(parts[0].labels))
+    first = _read(files.train[0], names=names)
+    parts = [first, *(_read(path, first.cells, names, first.read) for path in files.held_out)]
+    values, count = sorted(set(first.labels)), len(first.labels)
+    # Three words a cell, at most, whose label no other row has.
+    short = len(first.texts[0].split()) <= 3 * ((first.cells or 0) - 1)
+    if count >= _MANY and short and first.labels.count(first.labels[0]) == 1:
+        raise InputError(
+            f"The first row of {first.path} looks like a header, as no other row has the label "
+            f"{first.labels[0]!r:.100}: give label_column, or write the header label,text above it."
+        )
+    if count >= _MANY and task == CLASSES and len(values) > count / 2:
+        raise InputError(
+            f"{first.path} has {len(values):,} different labels in {count:,} rows: label_column "
+            "names the labels' column in its header."
+        )
     # Longer numbers, which Python doesn't read, are in alphabetical order.
     if all(re.fullmatch("-?[0-9]{1,100}", value) for value in values):
         values.sort(key=int)
     options = (max_tokens, max_length, min_frequency, task)
     name = data_dir.resolve().stem
-    left = [f"without the nameless column {column!r}" for column in parts[0].left]
+    left = [f"without the nameless column {column!r}" for column in first.left]
     note = notes(*left, files.note())
     return _encoded(name, parts, tuple(values), values, options, note)
 
@@ -175,24 +192,33 @@ def _encoded(name, parts: list[_Texts], class_names, values, options, note="") -
 
 
 def _read(
-    path: Path, columns: int | None = None, names: tuple[str | None, str | None, str] | None = None
+    path: Path,
+    columns: int | None = None,
+    names: tuple[str | None, str | None, str] | None = None,
+    known: Sequence[str] = (),
 ) -> _Texts:
     """Return labels and texts of a CSV file.
 
     Args:
       path: the file.
-      columns: cells of every row, of a file without a header.
+      columns: cells of every row; None for as many as the first has.
       names: in a header: the label's column, the text's, and those to keep, where given.
+      known: columns of the text in the training file's header.
     """
     rows = read_rows(path, columns, " (label first)")
     if not rows:
         raise InputError(f"{path} holds no texts.")
     header = [cell.strip().lower() for cell in rows[0]]
     label, text, kept, left = 0, list(range(1, len(header))), {}, []
-    if names and ("label" in header or any(names)):
+    read = []
+    if names and ("label" in header or any(names) or known):
         check_header(path, header)
         rows = rows[1:]
         label, text, kept = _places(path, header, *names)
+        for name in known:
+            require_name(f"column of {path}:", name, header)
+        text = list(map(header.index, known)) or text
+        read = [header[i] for i in text]
         left = [name for name in nameless(header) if name not in kept]
     if not rows:
         raise InputError(f"{path} holds no texts below its header.")
@@ -200,7 +226,7 @@ def _read(
     check_words(f"The label of {path}", Words(*np.unique(labels, return_inverse=True)))
     texts = [" ".join(row[i] for i in text) for row in rows]
     columns_kept = {name: [row[i] for row in rows] for name, i in kept.items()}
-    return _Texts(path, labels, texts, columns_kept, left)
+    return _Texts(path, labels, texts, columns_kept, left, read, None if read else len(header))
 
 
 def _places(

@@ -78,6 +78,18 @@ def test_only_the_clients_samples_are_corrupted():
     assert (changed.train_x[q.client("train", 1)] != floats.train_x[q.client("train", 1)]).any()
 
 
+@pytest.mark.parametrize("kind", ["shot_noise", "brightness"])
+def test_images_beyond_the_training_range_keep_theirs(kind):
+    train, test = np.full((6, 8, 8, 1), 100, np.uint8), np.zeros((2, 8, 8, 1), np.uint8)
+    train[:, 0], test[:, 1] = 110, 250
+    dataset = pfl.dataset_from_arrays("a", train, [0, 1] * 3, test, [0, 1])
+    p = Partition.from_lists([[*range(6)]], [[6, 7]])
+    p = pfl.data.shift_features(p, "corrupt", 0, share=1.0, kind=kind, strength=1)
+    changed = with_corruption(dataset, p)
+    assert changed.test_x[:, 1].min() >= 200 and changed.test_x[:, 2:].max() <= 15
+    assert changed.train_x.min() >= 100 and changed.train_x.max() <= 110
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("shape", [(4, 4, 1), (2, 6, 3)])
 def test_turned_clients_train_and_are_scored_on_turned_images(shape):

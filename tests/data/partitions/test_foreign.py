@@ -1,6 +1,7 @@
 """Other tools' folders, recognized by the names in them."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -31,6 +32,30 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
             lists = [one.tolist() for one in partition.split(name).lists()]
             assert lists == [sorted(one[theirs]) for one in CLIENTS]
         assert partition.rule == "file"
+
+
+def test_exports_of_former_splits_are_refused(tmp_path):
+    write_flbench(bench := tmp_path / "bench")
+    exported(bench, FLBENCH_EXPORT)
+    write_pfllib(lib := tmp_path / "lib", DATA)
+    exported(lib, PFLLIB_EXPORT)
+    for folder, source in ((bench, "partition.pkl"), (lib, "test/1.npz")):
+        later = (folder / source).stat().st_mtime + 99
+        os.utime(folder / source, (later, later))
+        with pytest.raises(pfl.InputError, match=rf"{source} is newer than its export .*npz: exp"):
+            pfl.read_partition(folder, DATA)
+    with pytest.raises(pfl.InputError, match="is newer"):
+        pfl.load_dataset(f"pfllib:{lib}")
+
+
+def test_signals_of_pfllib_have_their_channels_last(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(4, 1, 128, 9)).astype(np.float32), [0, 1, 1, 0]
+    (tmp_path / "config.json").write_text('{"num_clients": 1, "num_classes": 2}')
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        np.savez(tmp_path / split / "0.plain.npz", x=np.moveaxis(x, -1, 1), y=y)
+    data = pfl.load_dataset(f"pfllib:{tmp_path}")
+    np.testing.assert_array_equal(data.train_x, x)
 
 
 def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):

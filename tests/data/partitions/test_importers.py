@@ -132,6 +132,14 @@ def test_flower_json_of_both_splits(tmp_path):
             {"train": {"0": [1]}, "test": {"0": [1], "1": [2]}},
             "Test partitions in .* must be 1, go",
         ),
+        (
+            {"train": {"0": [1, 2]}, "val": {"0": [2]}},
+            "Splits of partition 0 .* got '1 samples in two",
+        ),
+        (
+            {"train": {"0": [1]}, "val": {"0": [2]}, "valid": {"0": [3]}},
+            "Split 'validation' in .* must be there once, got .*'valid', too",
+        ),
     ],
 )
 def test_flower_json_refusals(tmp_path, content, message):
@@ -166,6 +174,13 @@ def test_flower_folders_of_indices(tmp_path):
             table = pa.table({"index": pa.array(idx, pa.int64()), "label": [0] * len(idx)})
             pq.write_table(table, folder / "part.parquet")
     assert lists_of(import_partition("flower", tmp_path, DATA)) == EXPECTED
+    pq.write_table(pa.table({"index": TRAIN[0][:2]}), tmp_path / "partition_0/test/part.parquet")
+    with pytest.raises(InputError, match=r"Splits of partition 0 in .*, got '2 samples in"):
+        import_partition("flower", tmp_path, DATA)
+    for name in ("val", "valid"):
+        (tmp_path / "partition_0" / name).mkdir()
+    with pytest.raises(InputError, match=r"Splits in .*partition_0 must be there once each"):
+        import_partition("flower", tmp_path, DATA)
 
 
 def test_flower_parquet_files_and_their_faults(tmp_path):

@@ -131,6 +131,9 @@ def test_tiny_imagenet(tmp_path):
     assert (data.train_y.tolist(), data.test_y.tolist()) == ([0, 1], [1])
     assert (data.input_shape, data.class_names[0]) == ((64, 64, 3), "n01443537")
     assert load_dataset("tiny_imagenet", tmp_path, image_size=32).input_shape == (32, 32, 3)
+    notes = tmp_path / "tiny-imagenet-200/val/val_annotations.txt"
+    notes.write_text(notes.read_text().replace("n01629819", "n01443537"))
+    assert load_dataset("tiny_imagenet", tmp_path).test_y.tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,15 @@ def test_no_folder_of_leafs(tmp_path):
         load_dataset("leaf", tmp_path)
 
 
+def test_all_users_are_listed(tmp_path):
+    rows = ([[1, 2]], [0])
+    write(tmp_path, "train", "a", {"one": rows, "two": rows})
+    path = tmp_path / "train" / "a.json"
+    path.write_text(path.read_text().replace('["one", "two"]', '["one"]'))
+    with pytest.raises(InputError, match=r"users in .*a.json must be all those .*\['two'\]"):
+        load_dataset("leaf", tmp_path)
+
+
 def test_users_do_not_merge(tmp_path):
     rows = ([[1, 2]], [0])
     write(tmp_path, "train", "a", {"one": rows, "two": rows})

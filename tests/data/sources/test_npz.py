@@ -25,7 +25,7 @@ def test_npz(tmp_path):
 
 
 def test_npz_with_a_test_split(tmp_path):
-    x = np.zeros((3, 5), np.uint8)
+    x = np.full((3, 5), 9, np.uint8)
     path = save(tmp_path / "a.npz", x_train=x, y_train=[0, 1, 0], x_test=x[:1], y_test=[2])
     data = load_dataset(f"npz:{path}")
     assert (data.num_test, data.num_classes, data.input_shape) == (1, 3, (5,))
@@ -55,6 +55,22 @@ def test_bad_npz(tmp_path, change, message):
     path = save(tmp_path / "bad.npz", **(GOOD | change))
     with pytest.raises(InputError, match=message):
         load_dataset(f"npz:{path}")
+
+
+def test_id_columns_have_a_value_for_each_sample(tmp_path):
+    arrays = GOOD | {"x_test": np.zeros((2, 5)), "y_test": np.zeros(2, int)}
+    users = {"user_train": [7, 7, 8], "user_test": [[8], [9]]}
+    path = save(tmp_path / "a.npz", **arrays, **users)
+    assert load_dataset(f"npz:{path}", id_columns="user").columns["user"].tolist() == [
+        7,
+        7,
+        8,
+        8,
+        9,
+    ]
+    path = save(tmp_path / "a.npz", **arrays, user_train=[7, 7, 8, 8], user_test=[9])
+    with pytest.raises(InputError, match=r"user_train .* must be as many .* of x_train, got 4"):
+        load_dataset(f"npz:{path}", id_columns="user")
 
 
 def test_npz_files_that_are_not(tmp_path):

@@ -45,6 +45,45 @@ def test_parquet_columns(tmp_path):
         load_dataset("parquet", tmp_path, image_column="picture", label_column="picture")
 
 
+def test_all_files_name_the_classes_alike(tmp_path):
+    write_parquet(tmp_path / "train.parquet", [colour()] * 2, [0, 1], names=["cat", "dog"])
+    write_parquet(tmp_path / "test.parquet", [colour()] * 2, [0, 1], names=["dog", "cat"])
+    message = r"train\.parquet and .*test\.parquet must name the same classes of 'label' in one"
+    with pytest.raises(InputError, match=message):
+        load_dataset("parquet", tmp_path)
+
+
+def test_all_files_have_the_columns_of_the_first(tmp_path):
+    write_parquet(tmp_path / "train.parquet", [colour()] * 2, [0, 1])
+    write_parquet(tmp_path / "test.parquet", [colour()] * 2, [0, 1], label="fine_label")
+    with pytest.raises(InputError, match=r"test\.parquet has no column .* called label; its col"):
+        load_dataset("parquet", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train", "train-00000-of-00002", "train-00001-of-00002"], "has 3 .* is in 2 parts"),
+        (["train-00000-of-00002"], "has 1 files of 'train', which is in 2 parts"),
+        (["train", "test-00001-of-00002-abc"], "has 1 files of 'test', which is in 2 parts"),
+        (["train-00000-of-00001-abc", "train-00000-of-00001-def"], "has 2 .* is in 1 parts"),
+    ],
+)
+def test_parts_of_a_split_are_complete_and_there_once(tmp_path, names, message):
+    for name in names:
+        write_parquet(tmp_path / f"{name}.parquet", [colour()], [0])
+    with pytest.raises(InputError, match=message):
+        load_dataset("parquet", tmp_path)
+
+
+@pytest.mark.parametrize("low", [0, 1])
+def test_parts_of_a_split_are_joined(tmp_path, low):
+    for k in range(12):
+        write_parquet(tmp_path / f"train-{low + k}-of-12.parquet", [colour()], [0])
+    write_parquet(tmp_path / "train-more.parquet", [colour()], [0])
+    assert load_dataset("parquet", tmp_path).num_train == 13
+
+
 @pytest.mark.parametrize(
     ("arrays", "labels", "message"),
     [

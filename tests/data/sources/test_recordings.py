@@ -43,6 +43,7 @@ def test_windows(tmp_path):
     ]
     assert data.columns["subject"].tolist() == [4] * 3 + [2] * 4 + [4, 2]
     assert data.input_scaling == "standard"
+    assert data.note == "no test window of 1 recordings: 1"
     p = make_partition("by_column", data, None, 0)
     assert p.names == ("subject_2", "subject_4")
     assert p.client("test", 1).tolist() == [7]
@@ -70,6 +71,11 @@ def test_overlapping_windows_and_no_tests(tmp_path):
             {},
             {"window": 13},
             "No recording in .* has a window of 13 time steps .* longest has 16, 0.2",
+        ),
+        (
+            {},
+            {"window": 5, "step": 1},
+            "has a window of 5 time steps to test on, in its last part of 0.25: change",
         ),
         ({}, {"window": 0}, "window must be a whole number of at least 1, got 0"),
         ({}, {"test_fraction": 1}, r"test_fraction must be in \[0, 1\), got 1"),

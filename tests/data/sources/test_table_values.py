@@ -101,6 +101,21 @@ def test_numbers_as_programs_write_them(tmp_path):
     assert data.class_names == ("2021_03", "21")  # words, in alphabetical order
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("begin", [1_700_000_000, -1_700_000_000.5])
+def test_numbers_that_float32_would_make_equal(tmp_path, ending, begin):
+    frame = pd.DataFrame({"time": [begin, begin + 50, begin + 1], "label": [1, 2, 1]})
+    getattr(frame, f"to_{ending}")(path := tmp_path / f"t.{ending}")
+    with pytest.raises(
+        InputError, match=r"'time' of .* numbers in -?1\d+.*: subtract the smallest"
+    ):
+        load_dataset("table", path)
+    for times in ([begin] * 3, [0, begin, 1], [8e6, 8e6 + 50, 8e6], [30.3, 10.1 * 3, 30.3]):
+        getattr(frame.assign(time=times), f"to_{ending}")(path := tmp_path / f"train.{ending}")
+        getattr(frame, f"to_{ending}")(tmp_path / f"test.{ending}")
+        assert load_dataset("table", tmp_path).train_x[0] == np.float32(times[0])
+
+
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_cells_that_are_not_separated_by_commas(tmp_path, mark):
     with pytest.raises(InputError, match=r"must be separated by commas, with points in numbers"):

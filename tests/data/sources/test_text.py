@@ -183,6 +183,53 @@ def test_bad_text_csv(tmp_path, content, message):
         load_dataset("text_csv", tmp_path / "a.csv")
 
 
+ROWS = "".join(f"{k % 2},some text of {k} words\n" for k in range(10))
+
+
+def test_headers_that_have_no_column_label(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("Class Index,Text\n" + ROWS)
+    with pytest.raises(InputError, match=r"row of .* like a header, .* label 'Class Index': give"):
+        load_dataset("text_csv", path)
+    assert load_dataset("text_csv", path, label_column="class index").num_train == 10
+    path.write_text("rare,a sample of four words\n" + ROWS)
+    assert load_dataset("text_csv", path).num_classes == 3
+    path.write_text("label,text\nrare,one\n" + ROWS)
+    assert load_dataset("text_csv", path).num_classes == 3
+
+
+def test_texts_are_no_labels(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("".join(f"text {k},{k % 2}\n" for k in (0, 0, *range(9))))
+    with pytest.raises(InputError, match="has 9 different labels in 11 rows: label_column names"):
+        load_dataset("text_csv", path)
+    data = load_dataset("text_csv", path, task="next_token")
+    assert len(set(data.columns["label"])) == 9
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ("label,title,text\na,x,y\n", "a,x,y\n", "Unknown column of .*test.csv"),
+        ("label,title,body\na,x,y\n", "label,body\na,y\n", "column of .*test.csv: 'title'"),
+        ("label,text\na,x\n", "label,body\na,x\n", "column of .*test.csv: 'text'"),
+        ("a,x\n", "a,title,x\n", "test.csv must have 2 columns"),
+    ],
+)
+def test_files_of_other_columns(tmp_path, train, test, message):
+    (tmp_path / "train.csv").write_text(train)
+    (tmp_path / "test.csv").write_text(test)
+    with pytest.raises(InputError, match=message):
+        load_dataset("text_csv", tmp_path)
+
+
+def test_a_test_file_may_have_more_columns_in_another_order(tmp_path):
+    (tmp_path / "train.csv").write_text("label,title,body\na,x,y\n")
+    (tmp_path / "test.csv").write_text("body,id,title,label\ny,7,x,a\n")
+    data = load_dataset("text_csv", tmp_path)
+    np.testing.assert_array_equal(data.train_x, data.test_x)
+
+
 @pytest.mark.parametrize("option", ["max_tokens", "max_length", "min_frequency"])
 @pytest.mark.parametrize("value", [0, True])
 def test_bad_options(tmp_path, option, value):
