@@ -98,7 +98,8 @@ class Final:
         turns = data.at_round(self._last()).turns
         if turns is not None:
             samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
-        inputs = samples.astype(data.input_dtype(task.dtype))
+        wide = str(jax.numpy.promote_types(task.dtype, "float32"))  # as `FederatedData` scales
+        inputs = samples.astype(data.input_dtype(wide))
         if data.tokens is not None:
             known = np.asarray(data.tokens)
             low, high = int(samples.min(initial=0)), int(samples.max(initial=0))
@@ -106,8 +107,8 @@ class Final:
             require(0 <= low <= high < len(known), "Token ids", f"{low}..{high}", allowed)
             inputs = known[inputs]
         if not tokens:
-            scale, shift = (np.asarray(x, task.dtype) for x in data.scaling_of(row))
-            inputs = inputs * scale + shift
+            scale, shift = (np.asarray(x, wide) for x in data.scaling_of(row))
+            inputs = (inputs * scale + shift).astype(task.dtype)
         values = federation.initial_values
         return np.asarray(_outputs(task, values, backbone, model, inputs))[:count]
 
