@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -341,7 +342,9 @@ def _variant(
         noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
-    variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
+    wide = {"learning_rate_decay": str(jnp.promote_types(dtype, jnp.float32))}
+    numbers = {name: _strong(value, wide.get(name, dtype)) for name, value in numbers.items()}
+    variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
     return Run(
         variant,
         seed,
