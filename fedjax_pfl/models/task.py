@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.kernels import forms
+from fedjax_pfl.models.normalization import masked_in_linen
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
 from fedjax_pfl.utils.conversions import accepted
 from fedjax_pfl.utils.errors import InputError, refused
@@ -263,7 +264,7 @@ class LinenTask(Task):
         options = accepted(getattr(type(self.module), method), train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
-        with convolutions.in_linen():
+        with convolutions.in_linen(), masked_in_linen(valid):
             out, changed = self.module.apply(
                 model,
                 inputs,
