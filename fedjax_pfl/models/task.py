@@ -160,6 +160,10 @@ class Task:
         """Return the leaves that no client's model contains, see `frozen_backbone`."""
         return {}
 
+    def sees_padding(self) -> bool:
+        """Return whether the network can leave padding out of its statistics."""
+        return True
+
     def no_head(self) -> InputError:
         """Return the error for a model without features or without a head of its own."""
         return InputError(
