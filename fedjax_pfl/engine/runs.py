@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -184,11 +185,15 @@ def make_runs(
 
 
 def remarks(
-    algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any], rounds: int
+    algorithm: Algorithm,
+    federation: Federation,
+    settings: Mapping[str, Any],
+    rounds: int,
+    adapt: Adaptation | None = None,
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return (remarks common to all settings, further remarks by setting or ()).
 
-    All values of `settings` are valid.
+    All values of `settings` are valid; `adapt` is the simulation's.
     """
     messages, never = [], _never_reached(federation, rounds)
     for h in range(_count(algorithm, federation, dict(settings), 1)):
@@ -202,6 +207,7 @@ def remarks(
                 *variant.round_remarks(theirs, rounds),
                 *sentences(theirs),
                 *never,
+                *_late_rate((adapt, variant.adaptation()), theirs, rounds),
             ]
         )
     common = tuple(one for one in messages[0] if all(one in some for some in messages))
@@ -223,6 +229,17 @@ def _never_reached(federation: Federation, rounds: int) -> list[str]:
         for what, starts in first.items()
         if np.any((starts >= rounds) & (starts < 2**31 - 1))
     ]
+
+
+def _late_rate(ways: Sequence[Adaptation | None], federation: Federation, rounds: int) -> list[str]:
+    """Return a note if copies train at the rate of a last round that hardly moves a model."""
+    training, factors = federation.training, federation.training.rate_factors(rounds)
+    first, last = (factors[0], factors[-1]) if len(factors) else (1.0, 1.0)
+    last *= float(training.learning_rate_decay) ** (rounds - 1)
+    follow = any(how is not None and how.learning_rate is None for how in ways)
+    if not follow or last >= 0.01 * first:
+        return []
+    return [f"copies train at the last round's rate, {last / first:.2g} times the first one's"]
 
 
 def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
@@ -341,7 +358,9 @@ def _variant(
         noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
-    variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
+    wide = {"learning_rate_decay": str(jnp.promote_types(dtype, jnp.float32))}
+    numbers = {name: _strong(value, wide.get(name, dtype)) for name, value in numbers.items()}
+    variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
     return Run(
         variant,
         seed,

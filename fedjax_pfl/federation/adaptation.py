@@ -39,7 +39,8 @@ class Adaptation(OptionGroup):
     """Local steps on a copy of a client's model before scoring; the copy is then discarded.
 
     By default a copy takes the local training of a round: the federation's schedule (shuffled),
-    optimizer and batch size at the round's learning rate. Its scores are then those of the model
+    optimizer and batch size at the round's learning rate. The optimizer's state is new even with
+    `keep_optimizer_state`. Its scores are then those of the model
     "trained", otherwise of "adapted". `steps` replaces `epochs`.
 
     Attributes:

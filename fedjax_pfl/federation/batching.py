@@ -170,12 +170,13 @@ class Schedule:
         """
         slots = self.slots(order.shape[0])
         first = step * slots * self.batches_per_step
-        left = jnp.minimum(size - first, slots * self.batches_per_step)
-        each = ceil_div(left, self.batches_per_step)
+        left = jnp.clip(size - first, 0, slots * self.batches_per_step)
+        each = floor_div(left, self.batches_per_step)
+        more = left - each * self.batches_per_step  # minibatches with another sample
         number = jnp.arange(self.batches_per_step, dtype=jnp.int32)[:, None]
         within = jnp.arange(slots, dtype=jnp.int32)
-        at = number * each + within
-        valid = (within < each) & (at < left)
+        at = number * each + jnp.minimum(number, more) + within
+        valid = within < each + (number < more)
         return order[jnp.minimum(first + at, order.shape[0] - 1)], valid
 
 

@@ -38,6 +38,7 @@ from fedjax_pfl.utils.jax_flags import check_jax_flags
 from fedjax_pfl.utils.typing import Tree
 
 WHOLE_BATCHES = "PFLlib trains without incomplete minibatches, as drop_last does"
+PADDED = "batch statistics count a client's first sample again where a minibatch is incomplete"
 
 
 @documented(*GROUPS)
@@ -100,6 +101,8 @@ def federate(
     data = groups[DriftOptions].drifting(data, dataset, partition)
     threat.check_concepts(data)
     shapes, order = check_model(task, data)
+    ragged = not training.drop_last and np.any(np.asarray(data.train.size) % training.batch_size)
+    padded = len(shapes) > 1 and not task.sees_padding() and bool(ragged)
     inputs = jax.eval_shape(lambda: data.zero_inputs(task.dtype))
     network, values, match = groups[ModelOptions].with_pretrained(task, shapes, order, inputs)
     if network is not task:
@@ -138,6 +141,7 @@ def federate(
         notes=(
             *seen,
             *[WHOLE_BATCHES] * (partition.rule == "pfllib" and not training.drop_last),
+            *[PADDED] * padded,
             *groups[InputOptions].notes(dataset, groups[PrivacyOptions].dp != "none"),
             *groups[SharingOptions].notes(plan),
             *groups[DriftOptions].notes(),

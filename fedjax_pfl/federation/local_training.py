@@ -221,12 +221,13 @@ class LocalTraining(OptionGroup):
 
     def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
         """Return the learning rate of round `t` of `total`; traced."""
-        decay: Any = self.learning_rate_decay  # an array, see `fitted`
-        rate = self.learning_rate * decay ** t.astype(decay.dtype)
+        first: Any = self.learning_rate  # an array, see `fitted`
+        decay: Any = self.learning_rate_decay
+        rate = first * decay ** t.astype(decay.dtype)
         schedule = self.make_lr_schedule()
-        if schedule is None:
-            return rate
-        return rate * jnp.asarray(schedule(t, total), rate.dtype)
+        if schedule is not None:
+            rate *= jnp.asarray(schedule(t, total), rate.dtype)
+        return rate.astype(first.dtype)
 
     def rate_factors(self, total: int) -> np.ndarray:
         """Return the schedule's factors in each round, [total]; empty without a schedule.
@@ -269,6 +270,8 @@ class LocalTraining(OptionGroup):
     ) -> "LocalTraining":
         """Return the options with numbers as arrays of the model's type, all hashable.
 
+        The decay is at least float32: half precision would round 0.999 to 1.
+
         Args:
           data: the clients' data.
           plan: the model's leaf plan.
@@ -288,7 +291,9 @@ class LocalTraining(OptionGroup):
             for name in ("optimizer_options", "lr_schedule_options")
             if (value := getattr(self, name)) is not None
         }
-        return jax.tree.map(lambda number: np.asarray(number, dtype), replace(self, **frozen))
+        arrays = jax.tree.map(lambda number: np.asarray(number, dtype), replace(self, **frozen))
+        decay = np.asarray(self.learning_rate_decay, jnp.promote_types(dtype, jnp.float32))
+        return replace(arrays, learning_rate_decay=decay)
 
     def numbers(self) -> dict[str, Any]:
         """Return the values of `SETTABLE` by name; of optimizers and schedules only others than the

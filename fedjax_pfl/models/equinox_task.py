@@ -99,6 +99,9 @@ class EquinoxTask(Task):
         module = eqx.nn.inference_mode(module, not train)
         return adapter_layers.in_equinox(module, model["params"]), state
 
+    def sees_padding(self) -> bool:
+        return False
+
     def abstract(self) -> Any:
         """Return the module with shapes for its values."""
         return _template(self.make)[0]

@@ -105,6 +105,9 @@ class NnxTask(Task):
         adapter_layers.in_nnx(module, model["params"])
         return module
 
+    def sees_padding(self) -> bool:
+        return bool(accepted(type(self.abstract()).__call__, valid=None))
+
     def abstract(self) -> Any:
         """Return the module with shapes for its values."""
         from flax import nnx

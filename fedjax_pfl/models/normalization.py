@@ -1,11 +1,16 @@
 """Batch normalization whose statistics are client state, with PyTorch's conventions."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.models.layers import add_and_pool, add_channels, channel_sum, scale_channels
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.conversions import accepted
 
 
 def masked_moments(
@@ -124,3 +129,31 @@ def _standardized(x: jax.Array, axis: int | tuple[int, ...], epsilon: float) -> 
     away = x - jnp.mean(x, axis=axis, keepdims=True)
     variance = jnp.mean(jnp.square(away), axis=axis, keepdims=True)
     return away * jax.lax.rsqrt(variance + epsilon)
+
+
+def masked_in_linen(valid: jax.Array | None) -> AbstractContextManager[Any]:
+    """Context in which Flax's `nn.BatchNorm` layers take moments over the valid samples.
+
+    Layers with a mask of their own, another first axis than the samples' or an `axis_name`, and
+    those within lifted transformations, such as `nn.remat`, are left as they are.
+
+    Args:
+      valid: bool [B]; None for all. If none is valid all count, as the mean of nothing is NaN.
+    """
+    if valid is None:
+        return nullcontext()
+    counted, roots = valid | ~jnp.any(valid), []
+
+    def masked(call, args, kwargs, context):
+        module, x = context.module, args[0] if args else kwargs.get("x")
+        root = getattr(module.scope, "root", None)
+        roots.append(root)  # another one in `nn.jit`, whose cache would keep the mask
+        norm = isinstance(module, nn.BatchNorm) and context.method_name == "__call__"
+        free = norm and module.axis_name is None and kwargs.get("mask") is None
+        by_sample = free and len(x) == len(valid) and 0 not in np.atleast_1d(module.axis) % x.ndim
+        if by_sample and root is roots[0]:
+            mask = trees.expand_to(x, counted)
+            kwargs = {**kwargs, **accepted(context.orig_method, mask=mask)}
+        return call(*args, **kwargs)
+
+    return nn.intercept_methods(masked)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.kernels import forms
+from fedjax_pfl.models.normalization import masked_in_linen
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
 from fedjax_pfl.utils.conversions import accepted
 from fedjax_pfl.utils.errors import InputError, refused
@@ -159,6 +160,10 @@ class Task:
         """Return the leaves that no client's model contains, see `frozen_backbone`."""
         return {}
 
+    def sees_padding(self) -> bool:
+        """Return whether the network can leave padding out of its statistics."""
+        return True
+
     def no_head(self) -> InputError:
         """Return the error for a model without features or without a head of its own."""
         return InputError(
@@ -263,7 +268,7 @@ class LinenTask(Task):
         options = accepted(getattr(type(self.module), method), train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
-        with convolutions.in_linen():
+        with convolutions.in_linen(), masked_in_linen(valid):
             out, changed = self.module.apply(
                 model,
                 inputs,

@@ -156,7 +156,8 @@ def behind_images(
     """Return the channels of the flattened image before a layer; None if it may be another one.
 
     The library's own networks are known. In others it is each layer with another number of inputs
-    than the layers since the last convolution have outputs.
+    than the layers since the last convolution have outputs. Only linen's layers are in the order of
+    their calls: in other networks a convolution that follows may come before the layer, too.
     """
     module = task.module if isinstance(task, LinenTask) else None
     module = getattr(module, "network", module)  # that of `Projected`
@@ -166,12 +167,19 @@ def behind_images(
     found: dict[str, int | None] = {}
     channels, of_image = inputs.shape[-1], len(inputs.shape) == 4
     widths = {channels}
-    for layer, leaves in own_layers.items():
-        shape = next((leaves[one][1].shape for one in ("kernel", "scale") if one in leaves), ())
+    shapes = {
+        layer: next((leaves[one][1].shape for one in ("kernel", "scale") if one in leaves), ())
+        for layer, leaves in own_layers.items()
+    }
+    convolved = [shape[-1] for shape in shapes.values() if len(shape) > 2]
+    for layer, shape in shapes.items():
         if len(shape) > 2:
             channels, of_image, widths = shape[-1], True, {shape[-1]}
+            convolved = convolved[1:]
         elif shape:
-            if of_image and shape[0] not in widths and channels > 1:
+            later = [] if module is not None else convolved
+            several = (of_image and channels > 1) or any(1 < n < shape[0] for n in later)
+            if several and shape[0] not in widths:
                 found[layer] = channels if flattens else None
             widths |= {*shape[1:]}
     return found

@@ -29,7 +29,8 @@ class Trained:
     Attributes:
       models: [M, ...]; diverged and inactive clients keep their initial model.
       cohort: the cohort without diverged clients, with the steps counted.
-      loss: [M], mean minibatch loss over the local steps (0 without steps).
+      loss: [M], mean loss of the local steps' minibatches, without empty ones of the batch order
+        "poisson" (0 without steps).
       gradient: like the parameters, [M, ...], mean raw minibatch gradient over the local steps,
         before corrections, momentum and weight decay (0 without steps).
       optimizer_state: [M, ...]; diverged and inactive clients keep their initial state.
@@ -110,19 +111,32 @@ def train(
     if active is None and not cohort.complete:
         active = cohort.mask
 
-    def finish(state: LocalState, client: Client):
-        steps = jnp.maximum(client.num_steps, 1)
+    schedule = schedule or federation.schedule
+    filled = jnp.int32(0) if schedule.poisson else None  # the number of minibatches with samples
+    if isinstance(carry, Broadcast):
+        carry = Broadcast((carry.model, filled))
+    else:
+        carry = carry, trees.replicate(filled, cohort.size)
+
+    def counted(carry: tuple[LocalState, jax.Array | None], batch: Batch, *others: Any):
+        state, filled = carry
+        filled = None if filled is None else filled + jnp.any(batch.valid)
+        return step(state, batch, *others), filled
+
+    def finish(carry: tuple[LocalState, jax.Array | None], client: Client):
+        (state, filled), steps = carry, jnp.maximum(client.num_steps, 1)
         mean = jax.tree.map(lambda total: total / steps.astype(total.dtype), state.gradient)
         memory = None if optimizer_state is None and begun is None else state.optimizer
-        return state.model, state.loss / steps, mean, memory
+        loss = state.loss / (steps if filled is None else jnp.maximum(filled, 1))
+        return state.model, loss, mean, memory
 
     (trained, loss, gradient, memory), finite, steps = run_clients(
         federation,
-        step,
+        counted,
         carry,
         rows=cohort.maybe_static_rows,
         key=key,
-        schedule=schedule or federation.schedule,
+        schedule=schedule,
         broadcast=broadcast,
         operands=operands,
         active=active,

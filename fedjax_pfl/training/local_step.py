@@ -109,7 +109,8 @@ class LocalStep:
 
     def begin(self, model: Tree) -> LocalState:
         """Return the state of one client's model before its first step."""
-        zero = jnp.zeros((), self.federation.task.dtype)
+        # A sum in half precision would soon stop growing.
+        zero = jnp.zeros((), jnp.promote_types(self.federation.task.dtype, jnp.float32))
         total = jax.tree.map(jnp.zeros_like, model["params"]) if self.mean_gradient else None
         memory = self._optimizer_of(self._updated(model)).init(model["params"])
         return LocalState(model, memory, zero, total)

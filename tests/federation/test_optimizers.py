@@ -7,7 +7,9 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.runs import make_runs, remarks
 from fedjax_pfl.federation.optimizers import OPTAX
+from fedjax_pfl.federation.swept_numbers import with_numbers
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.training.local_step import LocalStep, LossAndGradient
 from fedjax_pfl.utils.registries import options_of
@@ -143,6 +145,35 @@ def test_schedules_over_four_rounds(name, options, factors):
     np.testing.assert_allclose(
         one.training.rate(jnp.int32(3), jnp.int32(4)), 0.1 * factors[3], 1e-6
     )
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_rates_of_half_precision_models_decay(sweep):
+    options = {"learning_rate": 0.5, "learning_rate_decay": 0.999}
+    one = toy_federation(dtype="bfloat16", **({} if sweep else options))
+    settings = {name: (value,) for name, value in options.items()} if sweep else {}
+    runs = make_runs(pfl.make_algorithm("local"), one, (0,), settings)
+    numbers = {name: value[0] for name, value in runs.numbers.items()}
+    rate = with_numbers(one, numbers).training.rate(jnp.int32(500), jnp.int32(1000))
+    assert rate.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rate.astype(float), 0.5 * 0.999**500, 2**-8)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg_ft"])
+def test_copies_trained_at_a_vanishing_rate_are_noted(name):
+    algorithm, note = (
+        pfl.make_algorithm(name),
+        "copies train at the last round's rate, 0.0062 times",
+    )
+
+    def noted(schedule, rounds, adapt=None):
+        common, _ = remarks(algorithm, federation(lr_schedule=schedule), {}, rounds, adapt)
+        return any(one.startswith(note) for one in common)
+
+    assert noted("cosine", 20) == (name == "fedavg_ft")
+    assert noted("cosine", 20, pfl.Adaptation())
+    assert not noted("cosine", 20, pfl.Adaptation(learning_rate=0.1)) or name == "fedavg_ft"
+    assert not noted("cosine", 10, pfl.Adaptation()) and not noted("constant", 20)
 
 
 @pytest.mark.costly

@@ -9,7 +9,9 @@ import pytest
 from flax import nnx
 
 import fedjax_pfl as pfl
+from fedjax_pfl.federation.build import PADDED
 from fedjax_pfl.models.task import EVALUATION, as_task
+from fedjax_pfl.testing.toys import toy_federation
 from tests.models.twin import INPUTS, Twin, federation
 
 
@@ -114,6 +116,19 @@ def test_two_rounds_are_the_twins():
         for one in (ours, twin)
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+class Masked(Net):
+    def __call__(self, x, valid=None):
+        return self.head(self.bn(self.fc(x), mask=None if valid is None else valid[:, None]))
+
+
+def test_batch_statistics_that_count_padding_are_noted():
+    def notes(model, **options):
+        return toy_federation(model=model, dtype="float32", **options).notes
+
+    assert PADDED in notes(Net)
+    assert PADDED not in notes(Net, drop_last=True) + notes(Masked) + federation(Net).notes
 
 
 class Counting(nnx.Module):

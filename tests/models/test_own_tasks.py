@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
+from fedjax_pfl.models.normalization import BatchNorm
+from fedjax_pfl.models.task import as_task
 from fedjax_pfl.models.wrapped_task import WrappedTask
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.testing.toys import assert_close, toy_federation
+from tests.models.small import small_federation, trained
 
 DIGITS = pfl.load_dataset("digits")
 PARTITION = pfl.make_partition("iid", DIGITS, num_clients=4, seed=0)
@@ -99,3 +103,36 @@ def test_classes_of_an_objective_of_its_own():
     np.testing.assert_array_equal(
         renamed.predict(0, DIGITS.train_x[:4]), result.predict(0, DIGITS.train_x[:4])
     )
+
+
+class Normed(nn.Module):
+    norm: type
+
+    @nn.compact
+    def __call__(self, x, train: bool = False, valid=None):
+        if self.norm is BatchNorm:
+            x = BatchNorm(name="bn")(x, train, valid)
+        else:
+            x = self.norm(use_running_average=not train, momentum=0.9, name="bn")(x)
+        return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_padding_does_not_count_in_layers_of_flax():
+    """Clients of 5, 2 and 3 samples take a step on minibatches of 4."""
+    options = {"batch_size": 4, "local_steps": 1}
+    ours, flax = (
+        trained(small_federation(Normed(norm), **options)) for norm in (BatchNorm, nn.BatchNorm)
+    )
+    means = [model["batch_stats"]["bn"]["mean"] for model in (ours, flax)]
+    np.testing.assert_allclose(means[1], means[0], 1e-9)
+    assert_close(flax["params"], ours["params"], "parameters", 1e-6)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm, nn.jit(nn.BatchNorm)])
+def test_statistics_of_a_minibatch_without_samples_are_finite(norm):
+    task, x = as_task(Normed(norm)), jnp.ones((2, 4))
+    model = task.initial_model(jax.random.key(0), x)
+    for _ in range(2):  # a mask that `nn.jit` kept would be of the first trace
+        forward = jax.jit(lambda valid: task.outputs(model, x, True, None, valid).statistics)
+        assert np.isfinite(forward(jnp.zeros(2, bool))["batch_stats"]["bn"]["mean"]).all()

@@ -206,6 +206,21 @@ def test_an_order_that_can_not_be_told_is_asked_for():
         pfl.models.from_torch(STATE, Net(), SHAPE, flattened={"o": (1, 1, 5)})
 
 
+class HeadFirst(nnx.Module):
+    def __init__(self, *, rngs):
+        self.n = nnx.Linear(18, 4, rngs=rngs)
+        self.a = nnx.Conv(1, 2, (3, 3), padding="VALID", rngs=rngs)
+
+    def __call__(self, x):
+        return self.n(self.a(x).reshape(x.shape[0], -1))
+
+
+def test_a_convolution_may_be_an_attribute_after_the_layer_that_it_precedes():
+    state, names = torch.state_of(conv=(2, 1, 3, 3), fc=(4, 18)), {"conv": "a", "fc": "n"}
+    with pytest.raises(pfl.InputError, match=r"flattened=\{'n': "):
+        pfl.models.from_torch(state, HeadFirst, (5, 5, 1), names=names)
+
+
 class Upward(nn.Module):
     @nn.compact
     def __call__(self, x):

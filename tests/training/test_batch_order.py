@@ -249,3 +249,16 @@ def test_a_full_gradient_has_every_sample_whatever_the_order_of_training():
         assert_close(gradients(federation(order)), wanted, order)
     augmented = federation("shuffled", augment=lambda key, samples: samples + 1)
     assert_close(gradients(augmented), wanted, "samples without augmentation")
+
+
+def test_empty_minibatches_are_not_in_the_mean_loss():
+    fed = toy_federation(batch_order="poisson", batch_size=1, local_steps=20, learning_rate=0.0)
+
+    @jax.jit
+    def loss(fed):
+        zero = jnp.int32(0)
+        ctx = pfl.core.Context(fed, jax.random.key(0), zero, zero + 1, None)
+        model = jax.tree.map(jnp.zeros_like, fed.initial_model(jax.random.key(0)))
+        return ctx.train(Broadcast(model), ctx.cohort_of()).loss
+
+    assert_close(loss(fed), np.full(5, np.log(3)), "of three equal logits")

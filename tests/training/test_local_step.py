@@ -77,6 +77,14 @@ def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_grad
     assert_close(state.loss, both / 2, "mean of the losses")
 
 
+def test_losses_of_half_precision_models_are_summed_in_float32():
+    federation = toy_federation(dtype="bfloat16")
+    step, model = LocalStep(federation, RATE), federation.initial_model(jax.random.key(1))
+    result = LossAndGradient(jnp.ones((), "bfloat16"), scale(0, model["params"]), {})
+    run = jax.jit(lambda s: jax.lax.fori_loop(0, 300, lambda _, s: step.update(s, result), s))
+    assert run(step.begin(model)).loss == 300
+
+
 @pytest.mark.costly
 def test_a_forward_pass_of_its_own_takes_the_place_of_the_tasks():
     """Extra losses are added to it, and its statistics and its loss are the ones kept."""
