@@ -101,7 +101,8 @@ def federate(
     data = groups[DriftOptions].drifting(data, dataset, partition)
     threat.check_concepts(data)
     shapes, order = check_model(task, data)
-    ragged = not training.drop_last and np.any(np.asarray(data.train.size) % training.batch_size)
+    parts = np.asarray(data.train.size) % training.batch_size
+    ragged = training.schedule.poisson or (not training.drop_last and parts.any())
     padded = len(shapes) > 1 and not task.sees_padding() and bool(ragged)
     inputs = jax.eval_shape(lambda: data.zero_inputs(task.dtype))
     network, values, match = groups[ModelOptions].with_pretrained(task, shapes, order, inputs)

@@ -128,6 +128,7 @@ def test_batch_statistics_that_count_padding_are_noted():
         return toy_federation(model=model, dtype="float32", **options).notes
 
     assert PADDED in notes(Net)
+    assert PADDED in notes(Net, batch_order="poisson", drop_last=True)
     assert PADDED not in notes(Net, drop_last=True) + notes(Masked) + federation(Net).notes
 
 
