@@ -40,6 +40,8 @@ class FedCAC(core.Algorithm):
         parameters are trained locally.
     """
 
+    revision = 2
+
     tau: float = core.number(default=0.5, allowed="in [0, 1]")
     beta: float = core.number(default=100.0, allowed="above 0")
 
@@ -73,7 +75,8 @@ class FedCAC(core.Algorithm):
             cohort.scatter(state.critical, critical),
         )
         count = jnp.sum(chosen, axis=1) - jnp.diagonal(chosen)
-        clients = {"train_loss": loss, "collaborators": count}
+        own = self.tau * jnp.diagonal(alike) + (1 - self.tau) * shares  # beside those of g
+        clients = {"train_loss": loss, "collaborators": count, "self_weight": own}
         return state, ctx.record(cohort, clients=clients, mixing=alike, server=shares)
 
     def received(self, state: State, rows) -> core.Stack:

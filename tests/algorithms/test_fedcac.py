@@ -24,7 +24,11 @@ def check_collaborators(now):
         assert now.clients["collaborators"][i] == len(others)
     np.testing.assert_allclose(now.record["matrices"]["mixing"], weights, 1e-9)
     shares = now.present * now.case.sizes
-    np.testing.assert_allclose(now.record["matrices"]["server"], [shares / shares.sum()], 1e-9)
+    shares = shares / shares.sum()
+    np.testing.assert_allclose(now.record["matrices"]["server"], [shares], 1e-9)
+    own = 0.3 * np.diagonal(weights) + 0.7 * shares  # of critical parameters and of the others
+    own = np.where(now.present, own, np.nan)
+    np.testing.assert_allclose(now.clients["self_weight"], own, 1e-9)
 
 
 def check_end(one):
