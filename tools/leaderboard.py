@@ -90,8 +90,8 @@ is [not in the table](#not-in-the-table).
   five learning rates and three values of its main hyperparameter, one of them published or our
   default ([table]({table_file})). A row without one tries fifteen learning rates over the same
   range. Other hyperparameters have their defaults. Wider grids may improve the rows that mostly
-  choose an [end](#ends-of-grids). Some values train longer than FedAvg does, such as 3
-  `local_updates` or 10 `head_epochs`; the times below are of defaults.
+  choose an [end](#ends-of-grids). Some values train longer than FedAvg does, such as 10
+  `head_epochs` or 20 `fine_tune_steps`; the times below are of defaults.
 - **Moments.** Each has the combination that is best on its own validation samples. To train once
   more is a choice, and FedAvg has it as all others: plain SGD on the task's loss, without an
   algorithm's own terms and rules. In {other_moments}. What a client holds without the server, as of

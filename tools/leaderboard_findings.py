@@ -28,7 +28,8 @@ NOTES = {
     "waffle": "Its paper scores the server's model, as received.",
     "cwfedavg": "The authors' code scores models as received.",
     "spfl": "The authors' code prints both moments.",
-    "plga": "Its paper is about late clients: none is late here.",
+    "plga": "Its paper is about late clients. None is late here: its server is FedAvg, and its "
+    "models are scored after training.",
     "pfedla": "Its paper does not state the moment.",
     "heurpfedla": "Its paper does not state the moment.",
 }
