@@ -173,7 +173,8 @@ def without_effect(board: Board) -> str:
     found: Counter[str] = Counter()
     for name, setting in itertools.product(board.names, board.settings):
         cell = board.cells[setting, name]
-        outcomes = set(zip(cell.tried["learning_rate"], *cell.validation.values(), strict=True))
+        scored = (map(str, one) for one in cell.validation.values())  # NaN is not NaN
+        outcomes = set(zip(cell.tried["learning_rate"], *scored, strict=True))
         found[name] += len(cell.tried) > 1 and len(outcomes) == len({one for one, *_ in outcomes})
     lines = [f"`{name}` ({count})" for name, count in found.items() if count]
     return (f"What is tuned beside the learning rate changes no validation score in so many "

@@ -261,8 +261,8 @@ def dataset_from_arrays(
       test_y: official test labels, or None.
       num_classes: C, at most 2**20; None takes the largest label + 1, and then every smaller
         label must occur.
-      input_scaling: scaling of `default`; None means "half" for pixels, which are uint8 but not
-        rows of 0 and 1, and "raw" otherwise.
+      input_scaling: scaling of `default`; None means "half" for pixels, which are arrays of uint8
+        but not rows of 0 and 1, and "raw" otherwise. Columns of data frames are numbers.
       vocab_size: number of token ids of texts, or None.
       class_names: C names, or empty: then labels that are text or bool are the names, sorted.
       note: a remark for readers of results, or empty.
@@ -371,7 +371,8 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
     # Sides that differ more may be a signal's time and its channels, which are the last axis.
     low, high = sorted(x.shape[-2:])
-    first = x.ndim == 4 and x.shape[1] in (1, 3) and 4 < low <= high <= 2 * low
+    most = {1: low, 3: 2 * low}.get(x.shape[1], 0)
+    first = x.ndim == 4 and 4 < low <= high <= most
     allowed = "[n, h, w, c], with the channels last by np.moveaxis(x, 1, -1)"
     require(not first, f"Shape of the {what}", x.shape, allowed)
     if x.dtype != np.uint8:

@@ -39,6 +39,7 @@ def numbered_classes(
     found = Words(*np.unique(np.concatenate(words), return_inverse=True))
     check_words(f"Label of data set {dataset!r}", found)
     names = tuple(name.strip() for name in names) or tuple(found.values.tolist())
+    require(len({*names}) == len(names), "class_names", names, "different names")
     for word in found.values:
         require_name("label", str(word), names)
     places = {name: k for k, name in enumerate(names)}

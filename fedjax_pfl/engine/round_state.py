@@ -88,7 +88,8 @@ class RoundState(Final):
         measured = metrics.collect((len(seeds), -1))
         endless = program.rounds == ENDLESS
         rounds = self.round if self.stopped or endless else program.rounds
-        common, single = remarks(algorithm, federation, arrays, rounds, program.adapt)
+        ended = rounds == program.rounds and not endless
+        common, single = remarks(algorithm, federation, arrays, rounds, program.adapt, ended)
         ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
         digest = federation.partition_hash
         counted_forward = "forward_samples" in measured["clients"]

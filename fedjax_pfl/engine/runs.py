@@ -190,10 +190,12 @@ def remarks(
     settings: Mapping[str, Any],
     rounds: int,
     adapt: Adaptation | None = None,
+    ended: bool = True,
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return (remarks common to all settings, further remarks by setting or ()).
 
-    All values of `settings` are valid; `adapt` is the simulation's.
+    All values of `settings` are valid; `adapt` is the simulation's, which has `ended` after all of
+    its rounds.
     """
     messages, never = [], _never_reached(federation, rounds)
     for h in range(_count(algorithm, federation, dict(settings), 1)):
@@ -207,7 +209,7 @@ def remarks(
                 *variant.round_remarks(theirs, rounds),
                 *sentences(theirs),
                 *never,
-                *_late_rate((adapt, variant.adaptation()), theirs, rounds),
+                *(_late_rate((adapt, variant.adaptation()), theirs, rounds) if ended else []),
             ]
         )
     common = tuple(one for one in messages[0] if all(one in some for some in messages))

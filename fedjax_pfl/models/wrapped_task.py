@@ -40,6 +40,9 @@ class WrappedTask(Task):
         same = {one.name: getattr(network, one.name) for one in fields(Task)}
         return cls(network, *args, **same)
 
+    def sees_padding(self) -> bool:
+        return self.network.sees_padding()
+
     @property
     def has_own_head(self) -> bool:
         """Whether its logits are its own function of the network's features, `classify`."""

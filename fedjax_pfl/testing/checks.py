@@ -113,7 +113,7 @@ def _simulation(algorithm: Algorithm) -> Simulation:
 
 @check(_of(_partial))
 def partial_participation(algorithm: Algorithm) -> None:
-    """Check absent clients' rows, row-stochastic matrices, self-weights and finite states."""
+    """Check absent clients' rows, row-stochastic matrices and finite states."""
     states, records = run_rounds(algorithm, _partial(algorithm))
     axes = client_axes(states[0])
     moved = set()

@@ -88,7 +88,7 @@ def test_channels_come_last():
         dataset_from_arrays("a", np.zeros((2, 3, 8, 8)), [0, 1])
     with pytest.raises(InputError, match=r"channels last .*, got \(2, 3, 32, 48\)"):
         dataset_from_arrays("a", np.zeros((2, 3, 32, 48), np.uint8), [0, 1])
-    for shape in ((1, 128, 9), (3, 256, 9), (3, 32, 3)):  # signals of nine sensors; an image
+    for shape in ((1, 128, 9), (1, 100, 64), (3, 256, 9), (3, 32, 3)):  # signals; an image
         assert dataset_from_arrays("a", np.zeros((2, *shape)), [0, 1]).input_shape == shape
 
 

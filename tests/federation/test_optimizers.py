@@ -166,13 +166,14 @@ def test_copies_trained_at_a_vanishing_rate_are_noted(name):
         "copies train at the last round's rate, 0.0062 times",
     )
 
-    def noted(schedule, rounds, adapt=None):
-        common, _ = remarks(algorithm, federation(lr_schedule=schedule), {}, rounds, adapt)
+    def noted(schedule, rounds, adapt=None, **ended):
+        common, _ = remarks(algorithm, federation(lr_schedule=schedule), {}, rounds, adapt, **ended)
         return any(one.startswith(note) for one in common)
 
     assert noted("cosine", 20) == (name == "fedavg_ft")
     assert noted("cosine", 20, pfl.Adaptation())
     assert not noted("cosine", 20, pfl.Adaptation(learning_rate=0.1)) or name == "fedavg_ft"
+    assert not noted("cosine", 20, pfl.Adaptation(), ended=False)  # stopped at another rate
     assert not noted("cosine", 10, pfl.Adaptation()) and not noted("constant", 20)
 
 

@@ -196,7 +196,8 @@ def test_a_tuned_hyperparameter_without_effect_is_named():
     found = cells()
     tried = {"learning_rate": ["0.1", "0.1", "1", "1"], "fedprox.a": ["1", "2", "1", "2"]}
     for setting, last in ((SIX[0], 0.2), (SIX[1], 0.2), (SIX[2], 0.4)):
-        same = {"received": [1.0, 1.0, 2.0, 2.0], "trained": [0.1, 0.1, 0.2, last]}
+        lost = [float("nan"), float("nan")]
+        same = {"received": [*lost, 2.0, 2.0], "trained": [0.1, 0.1, 0.2, last]}
         old = found[setting, "fedprox"]
         found[setting, "fedprox"] = replace(old, tried=tried, validation=same)
     board = leaderboard_board.Board.of(found, TASKS)

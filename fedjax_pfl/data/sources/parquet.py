@@ -143,8 +143,8 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
         if sorted(parts) != [(k, n) for k in range(low, low + n)]:
             count = max(count for _, count in parts)
             raise InputError(
-                f"{folder} has {n} files of {split!r}, which is in {count} parts: it needs each "
-                "part once, or only one file with all samples."
+                f"{folder} must have each of the {count} parts of {split!r} once, or only one file "
+                f"with all samples, got {n} files."
             )
 
 

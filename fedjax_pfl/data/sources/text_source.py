@@ -131,12 +131,15 @@ def load_text_csv(
     values, count = sorted(set(first.labels)), len(first.labels)
     # Three words a cell, at most, whose label no other row has.
     short = len(first.texts[0].split()) <= 3 * ((first.cells or 0) - 1)
-    if count >= _MANY and short and first.labels.count(first.labels[0]) == 1:
+    guess = first.cells and task == CLASSES and count >= _MANY
+    many = len(values) > count / 2
+    alone = first.labels.count(first.labels[0]) == 1 and not first.labels[0].isdecimal()
+    if guess and short and alone and not many:
         raise InputError(
             f"The first row of {first.path} looks like a header, as no other row has the label "
             f"{first.labels[0]!r:.100}: give label_column, or write the header label,text above it."
         )
-    if count >= _MANY and task == CLASSES and len(values) > count / 2:
+    if guess and many:
         raise InputError(
             f"{first.path} has {len(values):,} different labels in {count:,} rows: label_column "
             "names the labels' column in its header."

@@ -63,10 +63,16 @@ def test_all_files_have_the_columns_of_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["train", "train-00000-of-00002", "train-00001-of-00002"], "has 3 .* is in 2 parts"),
-        (["train-00000-of-00002"], "has 1 files of 'train', which is in 2 parts"),
-        (["train", "test-00001-of-00002-abc"], "has 1 files of 'test', which is in 2 parts"),
-        (["train-00000-of-00001-abc", "train-00000-of-00001-def"], "has 2 .* is in 1 parts"),
+        (
+            ["train", "train-00000-of-00002", "train-00001-of-00002"],
+            "each of the 2 parts of 'train' .* got 3",
+        ),
+        (["train-00000-of-00002"], "each of the 2 parts of 'train' .* got 1"),
+        (["train", "test-00001-of-00002-abc"], "each of the 2 parts of 'test' .* got 1"),
+        (
+            ["train-00000-of-00001-abc", "train-00000-of-00001-def"],
+            "each of the 1 parts of 'train' .* got 2",
+        ),
     ],
 )
 def test_parts_of_a_split_are_complete_and_there_once(tmp_path, names, message):
