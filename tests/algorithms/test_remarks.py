@@ -91,8 +91,8 @@ REMARKS = [
     ("mrmtl", {}, {}, []),
     ("mrmtl", {"proximal_weight": 0}, {}, ["proximal_weight is 0: trained locally"]),
     ("pfedhn", {}, {}, []),
-    ("pfl_da", {"generic_weight": 1.0}, {}, []),
-    ("pfl_da", {"generic_weight": 0.99, "mixed": "every_step"}, {}, []),
+    ("pfl_da", {"generic_weight": 1.0, "mixed": "first_step"}, {}, []),
+    ("pfl_da", {"generic_weight": 0.99}, {}, []),
     ("sfl", {}, {}, [LABELS]),
     ("sfl", {"graph": "learned"}, {}, [LABELS]),
     ("sfl", {"graph": "neighbours"}, {}, []),
@@ -107,7 +107,7 @@ PARTS = [
     ("fedmtl", {"coupling": 0}, "coupling is 0: trained locally"),
     ("fedprox_ft", {"final_only": True}, AFTER),
     ("fedsam", {"adaptive": True}, "FedASAM has 0.7"),
-    ("pfl_da", {"generic_weight": 1.0, "mixed": "every_step"}, ""),
+    ("pfl_da", {"generic_weight": 1.0}, ""),
 ]
 
 
