@@ -263,7 +263,7 @@ def _mean(values) -> float | None:
 
 def best_in_bold(table: Table, key: str, measure: Measure) -> Table:
     """Return the table with the best rows of a column in bold."""
-    best = np.nanmax([measure.toward(row[key]) for row in table.rows])
+    best = np.fmax.reduce([measure.toward(row[key]) for row in table.rows])  # NaN if all are
     rows = enumerate(table.rows)
     emphasis = {(k, key): BOLD for k, row in rows if measure.toward(row[key]) == best}
     return replace(table, emphasis=emphasis)

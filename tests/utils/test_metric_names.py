@@ -74,6 +74,9 @@ def test_bold_is_the_best_of_a_column():
     rows = [{"label": str(value), "accuracy": value} for value in (0.25, 4.0)]
     table = best_in_bold(Table(run_columns(MSE), rows), "accuracy", MSE)
     assert r"\textbf{0.25}" in table.to_latex() and r"MSE $\downarrow$" in table.to_latex()
+    lost = [{"label": "lost", "accuracy": np.nan}]
+    for found, bold in ((lost + rows, {(1, "accuracy"): BOLD}), (lost, {})):
+        assert best_in_bold(Table(run_columns(MSE), found), "accuracy", MSE).emphasis == bold
 
 
 def test_an_infinite_error_counts():
