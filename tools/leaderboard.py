@@ -46,6 +46,7 @@ SETTINGS = {
     "drift": ("Drift", "Fashion-MNIST, 20 clients, Dir(1); from round 11 on all images are rotated "
               "by 90 degrees"),
     "ag_news": ("AG News", "AG News, 20 clients, Dir(0.3); `fasttext` with 16 units"),
+    "redrawn_dirichlet": ("Dirichlet, redrawn", "as Dirichlet, with another draw of the partition"),
     "long_grouped": ("Grouped, 100 rounds", "as Grouped, with 100 rounds"),
     "cifar10_dirichlet": ("CIFAR-10, Dirichlet", f"{CIFAR}, 20 clients, Dir(0.1)"),
     "cifar10_pathological": ("CIFAR-10, pathological", f"{CIFAR}, 20 clients with two classes "
@@ -81,8 +82,8 @@ rounds do not converge everywhere: {slowest}. Ranks reward algorithms that are f
 {tests}
 
 Settings that deal the samples of one data set differently are no independent tasks: true p-values
-are larger. Intervals are of seeds, not of other partitions. Not shown are other networks, and what
-is [not in the table](#not-in-the-table).
+are larger. Intervals are of seeds, not of other partitions. {redrawn} Not shown are other networks,
+and what is [not in the table](#not-in-the-table).
 
 ## How it was measured
 
@@ -107,7 +108,8 @@ is [not in the table](#not-in-the-table).
 
 Clients have at most 300 samples, of which a fifth is for validation, and 300 test samples (100 with
 100 clients and with texts). The network is an `mlp` with one hidden layer where no other is named;
-it trains for 20 rounds of two local epochs. Longer runs and CIFAR-10 are for {first} rows alone.
+it trains for 20 rounds of two local epochs. {first} rows have further settings: another draw of a
+partition, longer runs and CIFAR-10.
 
 ## The papers' claims
 
@@ -269,6 +271,7 @@ def write(folder: Path, board: Board) -> None:
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
         settings_table=findings.by_setting(board, titles).to_markdown(), alone=findings.ALONE,
         near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
+        redrawn=findings.redrawn(board, titles),
         claims=findings.claims(board, titles), edges=edges(board).to_markdown(),
         without_effect=without_effect(board),
         notes="\n".join(f"- `{name}`: {row.note}." for name, row in rows().items() if row.note),

@@ -24,8 +24,9 @@ TABLE = Path(__file__).with_name("leaderboard.toml")
 PRESET = "study/leaderboard"
 MOMENTS = {"received": PERSONALIZED, "trained": TRAINED}
 SEED, SEEDS = 0, 3  # of the tuning; of the scores, which follow it
-FIRST = 25  # rows that are run in costly settings too, whose names begin so:
-COSTLY = ("long_", "cifar10_")
+FIRST = 25  # rows that are run in further settings too, whose names begin so:
+REDRAWN = "redrawn_"  # a setting of all rows, with another draw of its partition
+FURTHER = (REDRAWN, "long_", "cifar10_")
 NEAR = 10 ** (1 / 6)  # a third of the way between rates of 0.01, 0.03, 0.1
 
 
@@ -121,21 +122,21 @@ def explicit(config: ExperimentConfig) -> list[str]:
 
 
 def tasks() -> list[Task]:
-    """Return all cells that the leaderboard has: those of the first rows in all settings that are
-    not costly, those of the other rows there, and those of the costly settings."""
+    """Return all cells that the leaderboard has: those of the first rows in the settings of all
+    rows, those of the other rows there, and those of the further settings."""
     preset, found = ["study", f"--preset={PRESET}"], []
     for column in study.parts("setting", flags.parse(preset, study.define).setting):
         words = [*preset, *column.words, f"--seed={SEED}", "--num_seeds=1"]
         config = flags.parse(words, study.define)
         (rates,) = last_of_each([setting_of(word) for word in config.grid])
         run = [row for row in rows().values() if not row.out]
-        for row in run[:FIRST] if column.name.startswith(COSTLY) else run:
+        for row in run[:FIRST] if column.name.startswith(FURTHER) else run:
             own = config.replace(algorithms=[row.algorithm], set=row.settings())
             grids = [f"--grid={word}" for word in row.grids(rates.partition("=")[2])]
             found.append(Task(row.algorithm, column.name, (*explicit(own), *grids)))
     first = list(rows())[:FIRST]
     return sorted(
-        found, key=lambda one: (one.setting.startswith(COSTLY), one.algorithm not in first)
+        found, key=lambda one: (one.setting.startswith(FURTHER), one.algorithm not in first)
     )
 
 

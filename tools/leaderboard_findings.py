@@ -10,7 +10,7 @@ from fedjax_pfl.results.intervals import interval
 from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import Table
 from tools.leaderboard_board import Board, chosen_moment, of_moment, scores
-from tools.leaderboard_cells import MOMENTS, rows
+from tools.leaderboard_cells import MOMENTS, REDRAWN, rows
 
 # The rivals that each paper's main table places below its method in most columns of skewed labels.
 PAPERS = {
@@ -75,7 +75,8 @@ def by_setting(board: Board, titles: Mapping[str, str]) -> Table:
 def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
     """Return what tests say of the ranks, a paragraph for each moment and group of settings."""
     found = []
-    groups = [board.settings, *[board.finished] * (len(board.finished) > len(board.settings))]
+    more = [s for s in board.finished if not s.startswith(REDRAWN)]
+    groups = [board.settings, *[more] * (len(more) > len(board.settings))]
     for settings, moment in itertools.product(groups, WAYS):
         names = board.scored(settings)
         ranking = board.ranking(moment, names, settings)
@@ -95,6 +96,31 @@ def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
             f"{f'changes the first{bracketed(changes)}' if changes else 'keeps the first'}."
         )
     return "\n\n".join(found)
+
+
+def redrawn(board: Board, titles: Mapping[str, str]) -> str:
+    """Return whether the order of rows holds with another draw of a partition, as *chosen*; "" if
+    none was drawn again."""
+    found = []
+    for again in [s for s in board.finished if s.startswith(REDRAWN)]:
+        once = again.removeprefix(REDRAWN)
+        names = board.scored([once, again])
+        own = {
+            at: scores(board.cells[at], "chosen") for at in itertools.product((once, again), names)
+        }
+        pairs = [(one, other) for one, other in itertools.permutations(names, 2)
+                 if own[once, one].mean() > own[once, other].mean()]  # fmt: skip
+        clear = [(one, other) for one, other in pairs
+                 if clearly_above(own[once, one], own[once, other])]  # fmt: skip
+        kept = [own[again, one].mean() > own[again, other].mean() for one, other in pairs]
+        same = sum(clearly_above(own[again, one], own[again, other]) for one, other in clear)
+        turned = sum(clearly_above(own[again, other], own[again, one]) for one, other in clear)
+        found.append(
+            f"With another draw of {titles[once]}'s partition, {100 * np.mean(kept):.0f} % of the "
+            f"pairs of {len(names)} rows keep their order; of {len(clear)} that were clearly "
+            f"ordered, {same} are so again and {turned} clearly the other way."
+        )
+    return " ".join(found)
 
 
 def near_local(board: Board) -> str:

@@ -192,6 +192,22 @@ def test_a_first_row_that_depends_on_a_setting_and_a_wrong_moment():
     assert findings.other_moments(board).endswith("clearly in 17 %")
 
 
+def test_another_draw_of_a_partition():
+    found, titles = cells(), dict(zip(SIX, "abcdef", strict=True))
+    again = [Task(name, f"redrawn_{SIX[0]}", ("--x",)) for name in NAMES[:3]]
+    turned = {"local": (0.8, 0.8), "fedavg": (0.7, 0.7), "fedprox": (0.9, 0.8)}
+    redone = {
+        (one.setting, one.algorithm): cell(one, *[turned[one.algorithm]] * 2) for one in again
+    }
+    board = leaderboard_board.Board.of(found | redone, TASKS + again)
+    assert findings.redrawn(board, titles) == (
+        "With another draw of a's partition, 67 % of the pairs of 3 rows keep their order; of 3 "
+        "that were clearly ordered, 2 are so again and 1 clearly the other way."
+    )
+    assert "7 settings" not in findings.rank_tests(board, titles)  # it is no other data
+    assert findings.redrawn(leaderboard_board.Board.of(found, TASKS), titles) == ""
+
+
 def test_a_tuned_hyperparameter_without_effect_is_named():
     found = cells()
     tried = {"learning_rate": ["0.1", "0.1", "1", "1"], "fedprox.a": ["1", "2", "1", "2"]}
