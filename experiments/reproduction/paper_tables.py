@@ -22,10 +22,11 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
                           settings; of a cost also quantity (`quantities`), times (a factor) and
                           relative (the row that all numbers are divided by)
   [[row]]                 title, algorithm; perhaps settings, flags, model (a score other than the
-                          column's), client (only its score), reading; paper = [a number for each
-                          column], std = [its printed deviations]; nan where there is none. Rows of
-                          equal algorithm, settings and flags are scores of one run. reduced are
-                          further settings at --scale=small and medium. A row with
+                          column's), client (only its score), over (other than above), reading;
+                          paper = [a number for each column], std = [its printed deviations]; nan
+                          where there is none. Rows of equal algorithm, settings and flags are
+                          scores of one run. reduced are further settings at --scale=small and
+                          medium. A row with
                           beside = true is none of the paper's, another reading beside one for
                           instance: it has no numbers, and is run in every column.
   [[explain]]             by (a name), text (a sentence), perhaps rows and columns: what is known to
@@ -147,6 +148,7 @@ class Line:
     flags: tuple[str, ...] = ()
     model: str | None = None
     client: int | None = None
+    over: str | None = None
     beside: bool = False
     reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
 
@@ -199,6 +201,10 @@ class PaperTable:
             return None, None
         at = self.column.index(column)
         return _known(line.paper[at]), _known(line.std[at]) if line.std else None
+
+    def over_of(self, line: Line) -> str:
+        """Return which clients' scores a row has."""
+        return line.over or self.over
 
     def has_run(self, line: Line, column: Column) -> bool:
         """Return whether the cell has a run: a number of the paper or of ours, and an algorithm."""
@@ -289,7 +295,8 @@ def check(table: PaperTable, path: Path) -> None:
         own = [one.name for one in parts]
         need(len(set(own)) == len(own) > 0, f"its {kind}s need different names, got {own}")
     need(table.score in SCORES, f"score must be one of {', '.join(SCORES)}")
-    need(table.over in OVER, f"over must be one of {', '.join(OVER)}, got {table.over!r}")
+    for one in {table.over, *map(table.over_of, table.row)}:
+        need(one in OVER, f"over must be one of {', '.join(OVER)}, got {one!r}")
     for average in (table.average, *(c.average or table.average for c in table.column)):
         need(average in AVERAGES, f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
     parts = (table, *table.column, *table.row)

@@ -162,13 +162,13 @@ def on_data(
     folders = {cell.row: cell.folder / table.line(cell.row).algorithm for cell in cells}
     section = ColumnRuns(column, folders)
     if request.saved is not None:
-        score = [table.score, column.average or table.average, table.over, column.quantity]
-        score += [column.times]
+        score = [table.score, column.average or table.average]
         runs = {}
         for cell in cells:
             line = table.line(cell.row)
             if cell.has_data():
-                facts = [cell.inputs().identity, *score, line.model or column.model, line.client]
+                facts = [cell.inputs().identity, *score, table.over_of(line), column.quantity]
+                facts += [column.times, line.model or column.model, line.client]
                 runs[cell.row] = digest(facts)
         section = replace(section, runs=runs)
         section = replace(section, saved=saved_cells.current(saved_cells.load(request), section))

@@ -97,7 +97,7 @@ def measured(table: PaperTable, column: Column, line: Line, folder: Path) -> dic
     else:
         model, rows = line.model or column.model, clients_of(run, column, line)
         average = column.average or table.average
-        values = curve(run, rows, model, "test", average, table.over)
+        values = curve(run, rows, model, "test", average, table.over_of(line))
         scores, clients = one_number(values, table.score), tuple(rows.tolist())
     return {"scores": scores, "clients": clients, "remarks": run.remarks}
 

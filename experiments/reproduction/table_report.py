@@ -103,6 +103,8 @@ class Report:
                 f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, "
                 f"mean over {table.average}{whom} unless a title says otherwise."
             )
+            own = [one.title for one in table.row if table.over_of(one) != table.over]
+            lines += [f"Over all clients: {', '.join(own)}."] if own else []
         costs = "; ".join(one.meaning for one in quantities.values())
         lines += [f"Costs are of the last round: {costs}."] if costs else []
         lines.append(

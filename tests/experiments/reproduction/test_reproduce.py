@@ -204,3 +204,15 @@ def test_scores_of_one_client_and_of_the_server(tmp_path):
         column = reproduce_tables.Column("a", "a", "digits_quick", average=average)
         measured = table_cells.measured(table, column, line, folder)["scores"]
         np.testing.assert_allclose(measured, scores, rtol=1e-6)
+
+
+def test_a_row_may_have_the_scores_of_all_clients(tmp_path):
+    """FedDWA's Table 2: those of the next participants, and of all for methods of one model."""
+    folder = tmp_path / "r" / "fedavg"
+    write_run(folder, "fedavg", [[[0.2, 0.8], [0.4, 0.7]]], [0])
+    table = replace(reproduce_tables.load("feddwa/2"), average="clients", score="final")
+    column = reproduce_tables.Column("a", "a", "digits_quick")
+    for line, scores in ((table.row[0], [55]), (table.row[-1], [np.nan])):  # none takes part next
+        measured = table_cells.measured(table, column, line, folder)["scores"]
+        np.testing.assert_allclose(measured, scores, rtol=1e-6)
+    assert [one.title for one in table.row if one.over] == ["FedAvg", "FedProx", "FedAvgM"]
