@@ -113,8 +113,8 @@ partition, longer runs and CIFAR-10.
 
 ## The papers' claims
 
-Each paper's main table has its method above these rivals in most columns. {alone} marks settings in
-which its clients nearly train alone. Here it is:
+Each paper's main table has its method above these rivals in more columns than below them, of those
+with skewed labels. {alone} marks settings in which its clients nearly train alone. Here it is:
 
 {claims}
 

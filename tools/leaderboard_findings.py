@@ -6,27 +6,22 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from experiments.reproduction import paper_tables
 from fedjax_pfl.results.intervals import interval
 from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import Table
 from tools.leaderboard_board import Board, chosen_moment, of_moment, scores
 from tools.leaderboard_cells import MOMENTS, REDRAWN, rows
 
-# The rivals that each paper's main table places below its method in most columns of skewed labels.
-PAPERS = {
-    "feddwa": "local fedavg fedprox fedavgm fedavg_ft sfl perfedavg pfedme cfl fedrod fedamp "
-              "fedfomo l2c",
-    "waffle": "local fedavg scaffold apfl",
-    "cwfedavg": "fedavg fedprox fedfomo cfl ifca",
-    "spfl": "fedavg fedupdate perfedavg_spfl pfedme spfl_w",
-    "plga": "fedavg fedasync perfedavg_async",
-    "pfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
-    "heurpfedla": "local fedavg perfedavg pfedme pfedhn fedrep fedfomo",
-}  # fmt: skip
+# The table of each paper's method, and what is in the names of its columns of skewed labels.
+PAPERS = {"feddwa": ("feddwa/1", ""), "waffle": ("waffle/1", ""), "cwfedavg": ("cwfedavg/1", ""),
+          "spfl": ("spfl/1", "noniid"), "plga": ("plga/2", "client"), "pfedla": ("pfedla/1", ""),
+          "heurpfedla": ("pfedla/1", "")}  # fmt: skip
+SAME = {"fedavg_sync": "fedavg"}  # without late clients
 NOTES = {
     "feddwa": "The authors' code scores models as received.",
     "waffle": "Its paper scores the server's model, as received.",
-    "cwfedavg": "The authors' code scores models as received.",
+    "cwfedavg": "The authors' code scores models as received. Its FedAMP is local training.",
     "spfl": "The authors' code prints both moments.",
     "plga": "Its paper is about late clients. None is late here: its server is FedAvg, and its "
     "models are scored after training.",
@@ -146,20 +141,34 @@ def trains_alone(board: Board, setting: str, name: str, moment: str) -> bool:
     return (of_moment(board.cells[setting, name], moment).self_weight or 0.0) > LOCAL
 
 
+def rivals(name: str) -> list[str]:
+    """Return the algorithms that the paper's table has below its method in more of the columns of
+    skewed labels than above, without the paper's own."""
+    table, part = paper_tables.load(PAPERS[name][0]), PAPERS[name][1]
+    (own,) = [one for one in table.row if one.algorithm == name and not one.settings + one.flags]
+    columns = [k for k, one in enumerate(table.column) if part in one.name]
+    found = [
+        one.algorithm for one in table.row if one.algorithm not in PAPERS and not one.beside
+        and sum(np.sign(own.paper[k] - one.paper[k]) for k in columns
+                if not np.isnan(own.paper[k] - one.paper[k])) > 0
+    ]  # fmt: skip
+    return list(dict.fromkeys(SAME.get(one, one) for one in found))
+
+
 def claims(board: Board, titles: Mapping[str, str]) -> str:
     """Return how each paper's method stands to its rivals, a paragraph each."""
     found = []
-    for name, words in PAPERS.items():
-        settings = [s for s in board.settings if board.scored_cell(s, name)]
-        rivals = [one for one in words.split() if settings
-                  and all(board.scored_cell(s, one) for s in settings)]  # fmt: skip
-        if not rivals:
+    for name in PAPERS:
+        settings, every = [s for s in board.settings if board.scored_cell(s, name)], rivals(name)
+        run = [one for one in every if settings
+               and all(board.scored_cell(s, one) for s in settings)]  # fmt: skip
+        if not run:
             continue
-        text = (f"- [`{name}`](../algorithms/{name}.md), {len(rivals)} of {len(words.split())} "
-                f"rivals run ({listed(rivals)}).")  # fmt: skip
+        text = (f"- [`{name}`](../algorithms/{name}.md), {len(run)} of {len(every)} rivals run "
+                f"({listed(run)}).")  # fmt: skip
         for moment in WAYS:
             own = {s: scores(board.cells[s, name], moment) for s in settings}
-            theirs = {s: {one: scores(board.cells[s, one], moment) for one in rivals}
+            theirs = {s: {one: scores(board.cells[s, one], moment) for one in run}
                       for s in settings}  # fmt: skip
             won = [s for s in settings if own[s].mean() > max(r.mean() for r in theirs[s].values())]
             clear = [s for s in won if all(clearly_above(own[s], r) for r in theirs[s].values())]
@@ -176,17 +185,17 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
                 f"{bracketed(most)}."
             )
         for setting in [s for s in board.finished if s not in board.settings]:
-            text += _of_costly(board, titles, setting, name, words.split())
+            text += _of_further(board, titles, setting, name, every)
         found.append(f"{text} {NOTES.get(name, '')}".strip())
     return "\n".join(found)
 
 
-def _of_costly(
-    board: Board, titles: Mapping[str, str], setting: str, name: str, rivals: Sequence[str]
+def _of_further(
+    board: Board, titles: Mapping[str, str], setting: str, name: str, others: Sequence[str]
 ) -> str:
     """Return a sentence on a setting of the first rows, which may lack some of the rivals."""
     own = board.scored_cell(setting, name)
-    theirs = [one for rival in rivals if (one := board.scored_cell(setting, rival))]
+    theirs = [one for other in others if (one := board.scored_cell(setting, other))]
     if own is None or not theirs:
         return ""
     ways = [

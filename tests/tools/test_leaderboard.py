@@ -192,6 +192,16 @@ def test_a_first_row_that_depends_on_a_setting_and_a_wrong_moment():
     assert findings.other_moments(board).endswith("clearly in 17 %")
 
 
+def test_rivals_are_those_that_the_papers_tables_have_below():
+    most = "fedavg fedprox fedamp fedfomo apple cfl ifca"  # above FedAMP and APPLE in 5 of 7
+    assert findings.rivals("cwfedavg") == most.split()
+    assert "weight_erosion" not in findings.rivals("waffle")  # above it in 6 of 8
+    spfl = "fedavg fedupdate perfedavg_spfl pfedme spfl_w"  # of all columns half
+    assert findings.rivals("spfl") == spfl.split()
+    assert findings.rivals("plga")[:2] == ["fedavg_async", "fedavg"]
+    assert not {"pfedla", "heurpfedla"} & {*findings.rivals("pfedla")}
+
+
 def test_another_draw_of_a_partition():
     found, titles = cells(), dict(zip(SIX, "abcdef", strict=True))
     again = [Task(name, f"redrawn_{SIX[0]}", ("--x",)) for name in NAMES[:3]]
@@ -221,7 +231,9 @@ def test_a_tuned_hyperparameter_without_effect_is_named():
 
 
 def test_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(findings, "PAPERS", {"fedprox": "local fedavg", "local": "fedavg"})
+    rivals = {"fedprox": ["local", "fedavg"], "local": ["fedavg"]}
+    monkeypatch.setattr(findings, "PAPERS", rivals)
+    monkeypatch.setattr(findings, "rivals", rivals.__getitem__)
     found = cells()
     few = [Task(name, "cifar10_sampled", ("--x",)) for name in ("local", "fedavg")]
     found |= {(one.setting, one.algorithm): cell(one, (0.9, 0.8), (0.9, 0.8)) for one in few}
