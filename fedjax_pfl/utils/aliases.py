@@ -190,7 +190,7 @@ WITHOUT = {
         "minevaluatenodes minfitclients mintrainnodes": _ALL,
         "criterion loss lossfunction": "the task of the data set has its loss",
         "mode numworkers": _TOGETHER,
-        "nb numclasses": "the data set has its number of classes",
+        "nb ncl numclasses": "the data set has its number of classes",
         "continue loadcheckpoint prev pv resume": _ON,
         "resetoptimizeronglobalepoch": "optimizers are reset in every round, and "
         "--keep_optimizer_state keeps its state",
