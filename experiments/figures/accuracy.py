@@ -141,7 +141,7 @@ def by_client(
         look = {"markersize": 4, "capsize": 2, "elinewidth": 0.8, "zorder": 3}
         mean = drawing.points(axes, scored + 0.6 * shift, each, style, name, **look)
         line = {"linewidth": 1, "linestyle": "--", "zorder": 1}
-        axes.axhline(mean.mean(), color=plots.colour(style), **line)
+        axes.axhline(np.nanmean(mean), color=plots.colour(style), **line)  # some departed
         facts = {**of_run(run, name), "model": model, "score": score}
         drawing.add(
             {measure.column: np.array(each).T}, {"seed": run.seeds, "client": scored}, **facts
