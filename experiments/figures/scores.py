@@ -130,6 +130,11 @@ def curve(
         raise InputError(
             f"average must be 'clients' here: {run.measure.label} is not a mean over samples."
         )
+    if average == "samples" and split != "test":
+        raise InputError(
+            f"average must be 'clients' for {split} samples: a result holds the clients' numbers "
+            "of test samples only."
+        )
     values = run.values(model, split)[:, :, rows].astype(float)
     known = ~np.isnan(values)  # an infinite error counts
     if over == "next_participants":
