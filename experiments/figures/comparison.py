@@ -12,7 +12,7 @@ from fedjax_pfl.utils.errors import InputError, require_name
 from .drawing import Drawing, figure, of_run, over_seeds, require_rounds
 from .run_table import baseline_runs
 from .runs import Run, same_data
-from .scores import chosen_clients, curve, describe_clients
+from .scores import Choice, chosen_clients, curve, describe_clients
 from .selection import labels, renamed, with_scores, with_styles
 
 COSTS = {
@@ -99,7 +99,7 @@ def sorted_gains(
     """
     runs = with_scores(runs, [model], split)
     names = labels(runs)
-    at = baseline_runs(baseline, runs, names)
+    at = baseline_runs(baseline, runs, names, Choice(model=model))
     bases = [runs[k] for k in at]
     baseline = names[at[0]] if len(at) == 1 else renamed(bases[0].algorithm)
     if len(bases) == len(runs):

@@ -187,7 +187,7 @@ def pivoted(
                 f"{first.folder} and {other.folder} both have {name} {column}, but not the same "
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
             )
-    differ = _differing_settings(runs, at, names)
+    differ = _differing_settings(runs, at, names, choice)
     rows = [", ".join([run.algorithm, *named_settings(run, differ)]) for run in runs]
     require_different_labels(rows)
     require_different_labels(columns)
@@ -232,10 +232,12 @@ def pivoted(
     return made
 
 
-def _differing_settings(runs: Sequence[Run], at: Sequence[str], names: Sequence[str]) -> list[str]:
+def _differing_settings(
+    runs: Sequence[Run], at: Sequence[str], names: Sequence[str], choice: Choice
+) -> list[str]:
     """Return settings in which runs of one algorithm differ within a column."""
     result = []
-    for one in varying(runs, (*names, ALGORITHM, *REPEATS)):
+    for one in varying(runs, (*names, ALGORITHM, *REPEATS), choice.moved_by):
         seen: dict[tuple[str, str], set[str]] = {}
         for run, column in zip(runs, at, strict=True):
             if one in run.settings:

@@ -7,6 +7,8 @@ import fedjax_pfl as pfl
 from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.pivots import pivoted
+from experiments.figures.run_table import baseline_runs
+from experiments.figures.scores import Choice
 from tests.experiments.small_runs import assert_refused, error_line, read_rows
 from tests.experiments.written_runs import rewrite, write_run
 
@@ -68,6 +70,27 @@ def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
     assert compare.main(["compare", *words]) == 0
     out = capsys.readouterr().out
     assert "* extends beyond the scale: such an interval is uninformative" in out and "* |" in out
+
+
+@pytest.mark.parametrize(
+    ("choice", "rows"),
+    [
+        (Choice(model="adapted"), ["local, adapt_steps=1", "local, adapt_steps=20"]),
+        (Choice(score="best"), ["local, eval_every=1", "local, eval_every=2"]),
+        (Choice(), ["local"]),
+    ],
+)
+def test_measurements_that_move_the_scores_are_no_repetitions(tmp_path, choice, rows):
+    for seed, (steps, every) in enumerate([(1, 1), (20, 2)]):
+        folder, words = tmp_path / f"{seed}", [f"--adapt_steps={steps}", f"--eval_every={every}"]
+        write_run(folder, "local", [[[0.5] * 2] * 2], [seed], words=words)
+        ((key, values),) = pfl.Result.load(folder).scores.items()
+        rewrite(folder, scores={key: values, "adapted/test/accuracy": values})
+    runs = find([str(tmp_path)])
+    assert [row for row, _ in pivoted(runs, "dataset", choice).cells] == rows
+    if len(rows) > 1:
+        with pytest.raises(pfl.InputError, match="2 runs that are not one with several seeds"):
+            baseline_runs("local", runs, rows, choice)
 
 
 def test_pivot_refused(by_data, tmp_path, capsys):
