@@ -76,7 +76,9 @@ def against_setting(
     drawing.legend()
     mark = "whiskers" if scale == "words" else "band"
     counts = [len(one) for one in made[0].cells.values()]
-    drawing.title(f"{model} model, {SCORES[score]}, {made[0].over}{spread_of(counts, mark)}")
+    hidden = made[0].hidden
+    more = f"; columns also differ in {', '.join(hidden)}" if hidden else ""
+    drawing.title(f"{model} model, {SCORES[score]}, {made[0].over}{spread_of(counts, mark)}{more}")
     return drawing
 
 

@@ -9,6 +9,7 @@ from experiments.figures.loading import find
 from experiments.figures.pivots import pivoted
 from experiments.figures.run_table import baseline_runs
 from experiments.figures.scores import Choice
+from experiments.figures.settings import against_setting
 from tests.experiments.small_runs import assert_refused, error_line, read_rows
 from tests.experiments.written_runs import rewrite, write_run
 
@@ -91,6 +92,23 @@ def test_measurements_that_move_the_scores_are_no_repetitions(tmp_path, choice, 
     if len(rows) > 1:
         with pytest.raises(pfl.InputError, match="2 runs that are not one with several seeds"):
             baseline_runs("local", runs, rows, choice)
+
+
+def test_settings_that_differ_between_columns_unseen(tmp_path, by_data):
+    for name, words in (("a", ["--participation=1"]), ("b", ["--participation=0.5", "--rounds=7"])):
+        for rate in (0.1, 0.2):
+            more = [*words, f"--learning_rate={rate}", f"--model_option=hidden={len(words)}"]
+            write_run(tmp_path / "c" / f"{name}{rate}", "local", [[[0.5] * 2]], [0], words=more)
+    runs = find([str(tmp_path / "c")])
+    made = pivoted(runs, "participation")
+    assert made.notes[-1] == "Columns also differ in model_option, rounds."
+    assert {row for row, _ in made.cells} == {
+        "local, learning_rate=0.1", "local, learning_rate=0.2"
+    }  # fmt: skip
+    title = " ".join(against_setting(runs, x="participation").figure.get_suptitle().split())
+    assert title.endswith("columns also differ in model_option, rounds")
+    assert not pivoted(runs, "participation,rounds,model_option").hidden
+    assert pivoted(find([f"{by_data}/mnist", f"{by_data}/digits"]), "dataset").hidden == ["model"]
 
 
 def test_pivot_refused(by_data, tmp_path, capsys):

@@ -64,6 +64,7 @@ def test_best_and_a_line_for_each_row(found, ablation):
     np.testing.assert_allclose(line.get_ydata(), [best, best], rtol=1e-5)
     np.testing.assert_array_equal(line.get_xdata(), [1, 3])
     assert list(drawn.handles) == ["feddwa"]
+    assert "also differ" not in drawn.figure.get_suptitle()  # feddwa.top_k is top_k
 
 
 def test_traffic(found):
