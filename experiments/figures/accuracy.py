@@ -220,10 +220,7 @@ def of_record(runs: Sequence[Run], *, record: str = "self_weight") -> Drawing:
     """
     runs, drawing = with_record(runs, record), Drawing(5.8, 4.0)
     for run, name, style in with_styles(runs):
-        values = run.records[record].astype(float)
-        if record != "participated":
-            values = np.where(run.records["participated"], values, np.nan)
-        values = mean_over_clients(values)  # [S, T]
+        values = mean_over_clients(run.recorded(record))  # [S, T]
         rounds = np.arange(1, run.result.rounds + 1)
         drawing.band(drawing.axes[0], rounds, values, style, name)
         places = {"seed": run.seeds, "round": rounds}

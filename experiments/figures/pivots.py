@@ -152,7 +152,7 @@ def pivoted(
     choice: Choice = Choice(),  # noqa: B008 - immutable
     *,
     spread: str = "std",
-    value: Callable[[Run], np.ndarray] | None = None,
+    value: Callable[[Run, np.ndarray], np.ndarray] | None = None,
 ) -> Pivot:
     """Return the table of algorithms (and their differing settings) by the values of settings.
 
@@ -164,7 +164,7 @@ def pivoted(
         each.
       choice: which scores.
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
-      value: returns another number than the score, by seed.
+      value: returns another number of a run's clients than the score, by seed.
 
     Raises:
       InputError: an unknown name, a cell with two runs of the same seed, different data, or one
@@ -202,7 +202,7 @@ def pivoted(
         if value is None:
             values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
         else:
-            values = value(run)
+            values = value(run, mine)
         place, what = (renamed(row), renamed(column)), f"{row} with {name} {column}"
         same = pooled.setdefault(place, [])
         for other in same:
