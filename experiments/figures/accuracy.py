@@ -141,7 +141,7 @@ def by_client(
         look = {"markersize": 4, "capsize": 2, "elinewidth": 0.8, "zorder": 3}
         mean = drawing.points(axes, scored + 0.6 * shift, each, style, name, **look)
         line = {"linewidth": 1, "linestyle": "--", "zorder": 1}
-        axes.axhline(mean.mean(), color=plots.colour(style), **line)
+        axes.axhline(np.nanmean(mean), color=plots.colour(style), **line)  # some departed
         facts = {**of_run(run, name), "model": model, "score": score}
         drawing.add(
             {measure.column: np.array(each).T}, {"seed": run.seeds, "client": scored}, **facts
@@ -220,10 +220,7 @@ def of_record(runs: Sequence[Run], *, record: str = "self_weight") -> Drawing:
     """
     runs, drawing = with_record(runs, record), Drawing(5.8, 4.0)
     for run, name, style in with_styles(runs):
-        values = run.records[record].astype(float)
-        if record != "participated":
-            values = np.where(run.records["participated"], values, np.nan)
-        values = mean_over_clients(values)  # [S, T]
+        values = mean_over_clients(run.recorded(record))  # [S, T]
         rounds = np.arange(1, run.result.rounds + 1)
         drawing.band(drawing.axes[0], rounds, values, style, name)
         places = {"seed": run.seeds, "round": rounds}

@@ -12,7 +12,7 @@ from fedjax_pfl.utils.errors import InputError, require_name
 from .drawing import Drawing, figure, of_run, over_seeds, require_rounds
 from .run_table import baseline_runs
 from .runs import Run, same_data
-from .scores import chosen_clients, curve, describe_clients
+from .scores import Choice, chosen_clients, curve, describe_clients
 from .selection import labels, renamed, with_scores, with_styles
 
 COSTS = {
@@ -99,12 +99,13 @@ def sorted_gains(
     """
     runs = with_scores(runs, [model], split)
     names = labels(runs)
-    at = baseline_runs(baseline, runs, names)
+    at = baseline_runs(baseline, runs, names, Choice(model=model))
     bases = [runs[k] for k in at]
     baseline = names[at[0]] if len(at) == 1 else renamed(bases[0].algorithm)
     if len(bases) == len(runs):
         raise InputError(f"accuracy/gains needs other runs beside those of {baseline!r}.")
     drawing, made = Drawing(6.4, 4.2), {}
+    column = f"{runs[0].measure.name}_gain{'_points' * runs[0].measure.fraction}"
     for run, name in zip(runs, names, strict=True):
         if run not in bases:
             if not same_data(bases[0], run):
@@ -114,7 +115,8 @@ def sorted_gains(
                 )
             made[name] = _gains(run, bases, model, split)
             places = {"seed": made[name].seeds, "client": made[name].clients}
-            drawing.add({"gain": made[name].values}, places, **of_run(run, name))
+            values = run.measure.scale * made[name].values
+            drawing.add({column: values}, places, **of_run(run, name))
     styles = {name: style for _, name, style in with_styles(runs)}
     drawing.handles = comparison_plots.draw_gains(drawing.axes[0], made, baseline, styles)
     drawing.legend(f"better than {baseline}")
@@ -125,7 +127,7 @@ def sorted_gains(
 def _gains(run: Run, bases: Sequence[Run], model: str, split: str) -> Gains:
     """Return the gains over runs of different seeds, in the seeds that are in common."""
     shared = [base for base in bases if set(base.seeds) & set(run.seeds)] or bases[:1]
-    first, *others = (run.result.gains(base.result, model, split) for base in shared)
+    first, *others = (run.result.gains(base.result, model, split, run.metric) for base in shared)
     if not others:
         return first
     values, errors = (

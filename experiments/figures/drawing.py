@@ -89,7 +89,8 @@ class Drawing:
         """
         mean, low, high = np.array([(one.mean(), one.min(), one.max()) for one in values]).T
         look = {"fmt": plots.marker(k), "color": plots.colour(k), "label": label} | look
-        look["xerr" if across else "yerr"] = (mean - low, high - mean)
+        # The mean of equal values may be rounded beyond them.
+        look["xerr" if across else "yerr"] = np.maximum((mean - low, high - mean), 0)
         places = (mean, where) if across else (where, mean)
         self.handles[label] = axes.errorbar(*places, **look)
         return mean

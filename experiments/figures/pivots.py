@@ -1,6 +1,6 @@
 """Pivot tables of finished runs: algorithms by data sets, or by the values of any setting."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -33,6 +33,7 @@ from .selection import (
 )
 
 SPREADS = ("std", "interval")
+NETWORK = ("model", "model_option")
 RANKED = "Of each column the best mean is bold, the second underlined."
 
 
@@ -56,6 +57,7 @@ class Pivot:
       measure: of the cells.
       data: the data set of each column, where they are known.
       axes: rows and columns of the table; by default those that have a score.
+      hidden: settings in which columns differ and which no name of a row or column shows.
     """
 
     scores: pd.DataFrame
@@ -65,6 +67,7 @@ class Pivot:
     measure: Measure = ACCURACY
     data: Mapping[str, str] = field(default_factory=dict)
     axes: tuple[Sequence[str], Sequence[str]] | None = None
+    hidden: Sequence[str] = ()
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], np.ndarray]:
@@ -149,7 +152,7 @@ def pivoted(
     choice: Choice = Choice(),  # noqa: B008 - immutable
     *,
     spread: str = "std",
-    value: Callable[[Run], np.ndarray] | None = None,
+    value: Callable[[Run, np.ndarray], np.ndarray] | None = None,
 ) -> Pivot:
     """Return the table of algorithms (and their differing settings) by the values of settings.
 
@@ -161,7 +164,7 @@ def pivoted(
         each.
       choice: which scores.
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
-      value: returns another number than the score, by seed.
+      value: returns another number of a run's clients than the score, by seed.
 
     Raises:
       InputError: an unknown name, a cell with two runs of the same seed, different data, or one
@@ -187,7 +190,8 @@ def pivoted(
                 f"{first.folder} and {other.folder} both have {name} {column}, but not the same "
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
             )
-    differ = _differing_settings(runs, at, names)
+    columns_of = [(run.algorithm, column) for run, column in zip(runs, at, strict=True)]
+    differ = _differing_settings(runs, columns_of, choice, names)
     rows = [", ".join([run.algorithm, *named_settings(run, differ)]) for run in runs]
     require_different_labels(rows)
     require_different_labels(columns)
@@ -198,7 +202,7 @@ def pivoted(
         if value is None:
             values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
         else:
-            values = value(run)
+            values = value(run, mine)
         place, what = (renamed(row), renamed(column)), f"{row} with {name} {column}"
         same = pooled.setdefault(place, [])
         for other in same:
@@ -220,9 +224,13 @@ def pivoted(
     measure = runs[0].measure
     frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
     data = {renamed(c): str(run.settings[DATASET]) for run, c in zip(runs, at, strict=True)}
-    made = Pivot(frame, spread, [], describe_clients(runs, chosen, average), measure, data)
+    hidden = _hidden_settings(runs, choice, names, differ)
+    over = describe_clients(runs, chosen, average)
+    made = Pivot(frame, spread, [], over, measure, data, hidden=hidden)
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped_by_column(remarks), *mixed_code(pooled.values())])
+    if hidden:
+        made.notes.append(f"Columns also differ in {', '.join(hidden)}.")
     if several:
         seeds = extent([len(values) for values in made.cells.values()])
         kind = {"std": "standard deviation", "interval": "half of the 95 % interval"}[spread]
@@ -232,14 +240,30 @@ def pivoted(
     return made
 
 
-def _differing_settings(runs: Sequence[Run], at: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return settings in which runs of one algorithm differ within a column."""
+def _differing_settings(
+    runs: Sequence[Run], groups: Sequence[Hashable], choice: Choice, ignore: Sequence[str]
+) -> list[str]:
+    """Return settings in which runs of one group differ."""
     result = []
-    for one in varying(runs, (*names, ALGORITHM, *REPEATS)):
-        seen: dict[tuple[str, str], set[str]] = {}
-        for run, column in zip(runs, at, strict=True):
+    for one in varying(runs, (*ignore, ALGORITHM, *REPEATS), choice.moved_by):
+        seen: dict[Hashable, set[str]] = {}
+        for run, group in zip(runs, groups, strict=True):
             if one in run.settings:
-                seen.setdefault((run.algorithm, column), set()).add(repr(run.settings[one]))
+                seen.setdefault(group, set()).add(repr(run.settings[one]))
         if any(len(values) > 1 for values in seen.values()):
             result.append(one)
     return result
+
+
+def _hidden_settings(
+    runs: Sequence[Run], choice: Choice, names: Sequence[str], rows: Sequence[str]
+) -> list[str]:
+    """Return settings in which columns differ beside those of columns and rows.
+
+    Those of a data set's network are `model`.
+    """
+    full = [f"{run.algorithm}.{name}" for run in runs for name in names if name not in run.flags]
+    shown_ones = (*names, *full, *rows)
+    found = _differing_settings(runs, [run.algorithm for run in runs], choice, shown_ones)
+    folded = NETWORK if DATASET in names else ()
+    return list(dict.fromkeys("model" if one in folded else one for one in found))

@@ -105,7 +105,7 @@ def compare_runs(
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
     base, subtracted = None, []
     if baseline is not None:
-        subtracted = baseline_runs(baseline, runs, names)
+        subtracted = baseline_runs(baseline, runs, names, choice)
         base = {seed: score for k in subtracted for seed, score in scores[k].items()}
     table = [
         {"label": name} | _row(run, own, base, chosen, target, (model, split, average)) | more
@@ -119,7 +119,7 @@ def compare_runs(
     notes = [
         *grouped(remarks),
         *_meaning(table, choice.score, measure),
-        *_missing_in_labels(every, runs, names, model, split),
+        *_missing_in_labels(every, runs, names, choice),
         *mixed_code([[runs[k] for k in subtracted]]),
     ]
     return Table(run_columns(measure), table, notes), text
@@ -170,24 +170,28 @@ def _differing_facts(runs, rows, scores) -> list[dict]:
     return [{name: one[name][1] for name in differ} for one in facts]
 
 
-def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
+def _missing_in_labels(every, runs, names, choice: Choice) -> list[str]:
     """Return notes on facts missing in the labels: missing scores, differing settings."""
     notes = []
     left = [str(run.folder) for run in every if run not in runs]
     if left:
-        notes.append(f"Left out, without {split} scores of the model {model!r}: {', '.join(left)}.")
-    differ = [name for name in varying(runs, REPEATS) if name != ALGORITHM]
+        what = f"{choice.split} scores of the model {choice.model!r}"
+        notes.append(f"Left out, without {what}: {', '.join(left)}.")
+    differ = varying(runs, (*REPEATS, ALGORITHM), choice.moved_by)
     hidden = [name for name in differ if not any(bare(name) + "=" in label for label in names)]
     if hidden:
         notes.append(f"The runs also differ in {', '.join(hidden)}.")
     return notes
 
 
-def baseline_runs(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
+def baseline_runs(
+    word: str, runs: Sequence[Run], names: Sequence[str], choice: Choice
+) -> list[int]:
     """Return the positions of the baseline's runs, which differ only in their seeds.
 
     Args:
       word: one of the labels `names`, or an algorithm, in any spelling.
+      choice: the compared scores.
 
     Raises:
       InputError: an unknown name, or runs that differ in more than seeds.
@@ -200,7 +204,8 @@ def baseline_runs(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[
     result = [k for k, run in enumerate(runs) if run.algorithm == name]
     chosen = [runs[k] for k in result]
     seeds = [seed for run in chosen for seed in run.seeds]
-    alike = not differing_settings(chosen) and all(same_data(run, chosen[0]) for run in chosen)
+    alike = not differing_settings(chosen, choice.moved_by)
+    alike = alike and all(same_data(run, chosen[0]) for run in chosen)
     if not alike or len(set(seeds)) < len(seeds):
         raise InputError(
             f"baseline {word!r} is {len(result)} runs that are not one with several seeds: name "

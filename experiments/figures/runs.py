@@ -137,6 +137,12 @@ class Run:
         records |= {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
         return records if flops is None else records | {"computation/flops": flops[:, 0]}
 
+    def recorded(self, name: str) -> np.ndarray:
+        """Return a record, [S, T, N]; NaN for clients that took no part in the round."""
+        values = self.records[name].astype(float)
+        here = self.records["participated"]
+        return values if name == "participated" else np.where(here, values, np.nan)
+
     def traffic(self, way: str) -> np.ndarray:
         """Return the bytes sent ("up") or received ("down") by each client, [S, T, N]."""
         return self.records[f"traffic/{way}_bytes"]

@@ -17,6 +17,7 @@ from fedjax_pfl.results.accuracy_conventions import (
 from fedjax_pfl.results.notes import named
 from fedjax_pfl.utils.errors import InputError, require_name
 
+from ..cli import flag_roles
 from ..cli.flag_groups import Group
 from ..cli.parsing import value_of
 from .runs import Run, same_data
@@ -130,6 +131,11 @@ def curve(
         raise InputError(
             f"average must be 'clients' here: {run.measure.label} is not a mean over samples."
         )
+    if average == "samples" and split != "test":
+        raise InputError(
+            f"average must be 'clients' for {split} samples: a result holds the clients' numbers "
+            "of test samples only."
+        )
     values = run.values(model, split)[:, :, rows].astype(float)
     known = ~np.isnan(values)  # an infinite error counts
     if over == "next_participants":
@@ -160,6 +166,13 @@ class Choice:
     average: str = "clients"
     clients: str = ""
     different_data: bool = False
+
+    @property
+    def moved_by(self) -> set[str]:
+        """Names of the flags of measurements on which the scores depend."""
+        copies = self.model in ("adapted", "trained")
+        flags = {one for one in flag_roles.MEASUREMENTS if copies and one.startswith("adapt_")}
+        return flags if self.score == "final" else flags | {"eval_every"}
 
 
 def define_flags(group: Group) -> None:

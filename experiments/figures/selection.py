@@ -1,7 +1,7 @@
 """Selection of the runs that a figure can draw, and their names by differences."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -76,19 +76,19 @@ def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test")
     return list(runs)
 
 
-def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
+def varying(
+    runs: Sequence[Run], ignore: Sequence[str] = (), counted: Collection[str] = ()
+) -> list[str]:
     """Return the names of settings in which runs differ, hyperparameters within an algorithm.
 
     The user's own code counts within an algorithm, too. Flags of additional measurements are left
-    out.
+    out unless they are `counted`.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings)
     bare = {name for run in runs for name in run.hyperparameters}
-    differ = []
+    left, differ = {*ignore, *flag_roles.MEASUREMENTS.difference(counted)}, []
     for name in names:
-        if name in {*ignore, *flag_roles.MEASUREMENTS} or (
-            name in bare and all(name not in run.flags for run in runs)
-        ):
+        if name in left or (name in bare and all(name not in run.flags for run in runs)):
             continue  # a hyperparameter counts under its full name
         seen: dict[str, set[str]] = {}
         for run in runs:
@@ -100,12 +100,13 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     return differ
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run], counted: Collection[str] = ()) -> list[str]:
     """Return the names of settings other than seeds in which runs to be pooled differ.
 
-    A run without a recorded revision differs from any other: its numbers may be another version's.
+    Flags of additional measurements are left out unless they are `counted`. A run without a
+    recorded revision differs from any other: its numbers may be another version's.
     """
-    differ = varying(runs, REPEATS)
+    differ = varying(runs, REPEATS, counted)
     unknown = len(runs) > 1 and any(REVISION not in run.config for run in runs)
     return [*differ, *([REVISION] if unknown and REVISION not in differ else [])]
 

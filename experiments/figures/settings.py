@@ -1,6 +1,7 @@
 """Accuracy, and any record, against a setting over several runs, as in most ablations."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
 from ..outputs import line_styles
+from ..outputs.run_files import mean_over_clients
 from .drawing import Drawing, figure, spread_of
 from .lines import axis_of, draw_lines, mark_places
 from .pivots import pivoted
@@ -40,8 +42,9 @@ def against_setting(
         hyperparameter such as top_k or feddwa.top_k (only FedDWA's runs then).
       score: "final", "best" or "last_tenth".
       model, split: which accuracy.
-      record: shown beside it: an algorithm's record for each client, as the mean over clients in
-        the last round, or "traffic", the megabytes a client sends and receives in a round.
+      record: shown beside it: an algorithm's record for each client, as the mean over those of
+        the clients that took part in the last round, or "traffic", the megabytes a client sends
+        and receives in a round.
       clients: their numbers; by default those that all runs score.
 
     Raises:
@@ -56,7 +59,7 @@ def against_setting(
     made = [pivoted(runs, x, choice)]
     labels = [f"{split} {made[0].measure.axis}"]
     if record:
-        made.append(pivoted(runs, x, choice, value=lambda run: _last(run, record)))
+        made.append(pivoted(runs, x, choice, value=partial(_last, record=record)))
         labels.append(UNITS.get(record, f"{record} (last round)"))
     drawing = Drawing.panels(len(made), 5.4 if len(made) == 1 else 4.6, 3.8)
     rows = list(dict.fromkeys(row for row, _ in made[0].cells))
@@ -76,14 +79,16 @@ def against_setting(
     drawing.legend()
     mark = "whiskers" if scale == "words" else "band"
     counts = [len(one) for one in made[0].cells.values()]
-    drawing.title(f"{model} model, {SCORES[score]}, {made[0].over}{spread_of(counts, mark)}")
+    hidden = made[0].hidden
+    more = f"; columns also differ in {', '.join(hidden)}" if hidden else ""
+    drawing.title(f"{model} model, {SCORES[score]}, {made[0].over}{spread_of(counts, mark)}{more}")
     return drawing
 
 
-def _last(run: Run, record: str) -> np.ndarray:
+def _last(run: Run, rows: np.ndarray, record: str) -> np.ndarray:
     """Return a record's mean over clients in the last round, [S], or the run's traffic."""
     if record == TRAFFIC:
-        sent = run.records["traffic/up_bytes"] + run.records["traffic/down_bytes"]
-        present = np.maximum(run.records["participated"].sum(axis=(1, 2)), 1)
+        sent = (run.traffic("up") + run.traffic("down"))[..., rows]
+        present = np.maximum(run.records["participated"][..., rows].sum(axis=(1, 2)), 1)
         return sent.sum(axis=(1, 2)) / present / 1e6
-    return np.nanmean(run.records[record][:, -1].astype(float), axis=-1)
+    return mean_over_clients(run.recorded(record)[:, -1, rows])

@@ -46,8 +46,8 @@ def draw_gains(
     axes.axhline(0, color="0.2", linewidth=0.8, zorder=1)
     unit = ", points" if measure.fraction else ""
     plots.tidy(
-        axes, xlabel="clients and seeds, sorted, %", ylabel=f"gain over {baseline}{unit}",
-        xlim=(0, 100),
+        axes, xlabel="clients and seeds, sorted, %",
+        ylabel=f"gain over {baseline} in {measure.label}{unit}", xlim=(0, 100),
     )  # fmt: skip
     return handles
 

@@ -107,23 +107,25 @@ class Gains:
 
 
 def gains(
-    result: ResultScores, baseline: ResultScores, model: str = PERSONALIZED, split: str = "test"
+    result: ResultScores,
+    baseline: ResultScores,
+    model: str = PERSONALIZED,
+    split: str = "test",
+    metric: str | None = None,
 ) -> Gains:
     """Return the gains of `Result.gains`."""
     for one in (result, baseline):
         one.require_scores()
         require(one.num_settings == 1, "number of settings", one.num_settings,
                 "1, to be compared: take result.select(NAME=VALUE)")  # fmt: skip
-    measure = result.measure()
+    measure, against = result.measure(metric), baseline.measure(metric)
     result.require_same_samples(baseline)
-    if measure != baseline.measure():
-        raise InputError(
-            f"Gains need one measure, got {measure.label} and {baseline.measure().label}."
-        )
+    if measure != against:
+        raise InputError(f"Gains need one measure, got {measure.label} and {against.label}.")
     seeds = tuple(seed for seed in result.seeds if seed in baseline.seeds)
     if not seeds:
         raise InputError("Gains are by seed, and these results have no seed in common.")
-    mine, other = (_last(one, seeds, model, split) for one in (result, baseline))
+    mine, other = (_last(one, seeds, model, split, metric) for one in (result, baseline))
     values, errors = measure.toward(mine - other), np.full(mine.shape, np.nan)
     if measure == ACCURACY and split == "test":
         sizes = np.maximum(result.test_sizes, 1)
@@ -135,9 +137,9 @@ def gains(
     return Gains(values, errors, seeds, np.asarray(result.client_ids), measure)
 
 
-def _last(result: ResultScores, seeds: tuple[int, ...], model: str, split: str) -> np.ndarray:
+def _last(result: ResultScores, seeds: tuple[int, ...], *which: Any) -> np.ndarray:
     at = [result.seeds.index(seed) for seed in seeds]
-    return result.values(model, split)[at, 0, -1].astype(np.float64)
+    return result.values(*which)[at, 0, -1].astype(np.float64)
 
 
 def gains_over_baselines(

@@ -22,8 +22,14 @@ def interval(values: np.ndarray) -> float | None:
 
 
 def beyond(mean: float, half: float | None, low: float = 0.0, high: float = 100.0) -> bool:
-    """Return whether mean ± half extends beyond the scale, in percent, by more than rounding."""
-    return half is not None and (mean - half < low - 0.005 or mean + half > high + 0.005)
+    """Return whether mean ± half extends beyond the scale by more than rounding.
+
+    Scales with two ends are in percent, others have numbers of any size.
+    """
+    if half is None:
+        return False
+    rounding = 0.005 if math.isfinite(high - low) else 5e-4 * half
+    return mean - half < low - rounding or mean + half > high + rounding
 
 
 def half_width(

@@ -143,7 +143,11 @@ class Result(ResultScores):
 
     @checked
     def gains(
-        self, baseline: "Result", model: str = PERSONALIZED, split: str = "test"
+        self,
+        baseline: "Result",
+        model: str = PERSONALIZED,
+        split: str = "test",
+        metric: str | None = None,
     ) -> harm.Gains:
         """Return each client's gain over a baseline in each seed, after the last round.
 
@@ -152,12 +156,12 @@ class Result(ResultScores):
         Args:
           baseline: result of another algorithm on the same clients, such as `local`; seeds that
             both have are compared.
-          model, split: as of `values`.
+          model, split, metric: as of `values`.
 
         Raises:
           InputError: another partition, rounds or measure, swept settings, or no seed in common.
         """
-        return harm.gains(self, baseline, model, split)
+        return harm.gains(self, baseline, model, split, metric)
 
     @staticmethod
     @checked

@@ -7,6 +7,9 @@ import fedjax_pfl as pfl
 from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.pivots import pivoted
+from experiments.figures.run_table import baseline_runs
+from experiments.figures.scores import Choice
+from experiments.figures.settings import against_setting
 from tests.experiments.small_runs import assert_refused, error_line, read_rows
 from tests.experiments.written_runs import rewrite, write_run
 
@@ -68,6 +71,44 @@ def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
     assert compare.main(["compare", *words]) == 0
     out = capsys.readouterr().out
     assert "* extends beyond the scale: such an interval is uninformative" in out and "* |" in out
+
+
+@pytest.mark.parametrize(
+    ("choice", "rows"),
+    [
+        (Choice(model="adapted"), ["local, adapt_steps=1", "local, adapt_steps=20"]),
+        (Choice(score="best"), ["local, eval_every=1", "local, eval_every=2"]),
+        (Choice(), ["local"]),
+    ],
+)
+def test_measurements_that_move_the_scores_are_no_repetitions(tmp_path, choice, rows):
+    for seed, (steps, every) in enumerate([(1, 1), (20, 2)]):
+        folder, words = tmp_path / f"{seed}", [f"--adapt_steps={steps}", f"--eval_every={every}"]
+        write_run(folder, "local", [[[0.5] * 2] * 2], [seed], words=words)
+        ((key, values),) = pfl.Result.load(folder).scores.items()
+        rewrite(folder, scores={key: values, "adapted/test/accuracy": values})
+    runs = find([str(tmp_path)])
+    assert [row for row, _ in pivoted(runs, "dataset", choice).cells] == rows
+    if len(rows) > 1:
+        with pytest.raises(pfl.InputError, match="2 runs that are not one with several seeds"):
+            baseline_runs("local", runs, rows, choice)
+
+
+def test_settings_that_differ_between_columns_unseen(tmp_path, by_data):
+    for name, words in (("a", ["--participation=1"]), ("b", ["--participation=0.5", "--rounds=7"])):
+        for rate in (0.1, 0.2):
+            more = [*words, f"--learning_rate={rate}", f"--model_option=hidden={len(words)}"]
+            write_run(tmp_path / "c" / f"{name}{rate}", "local", [[[0.5] * 2]], [0], words=more)
+    runs = find([str(tmp_path / "c")])
+    made = pivoted(runs, "participation")
+    assert made.notes[-1] == "Columns also differ in model_option, rounds."
+    assert {row for row, _ in made.cells} == {
+        "local, learning_rate=0.1", "local, learning_rate=0.2"
+    }  # fmt: skip
+    title = " ".join(against_setting(runs, x="participation").figure.get_suptitle().split())
+    assert title.endswith("columns also differ in model_option, rounds")
+    assert not pivoted(runs, "participation,rounds,model_option").hidden
+    assert pivoted(find([f"{by_data}/mnist", f"{by_data}/digits"]), "dataset").hidden == ["model"]
 
 
 def test_pivot_refused(by_data, tmp_path, capsys):

@@ -196,5 +196,5 @@ def test_the_figure(results):
     np.testing.assert_allclose(line.get_xdata(), np.arange(8) * 12.5 + 6.25)
     assert first.get_legend().get_texts()[0].get_text() == "fedavg  25.0 %"
     assert second.get_title() == "over fedavg"
-    assert second.get_ylabel() == "gain over fedavg, points"
+    assert second.get_ylabel() == "gain over fedavg in accuracy, points"
     pyplot.close("all")

@@ -88,6 +88,8 @@ def test_means_with_intervals():
     assert mean_with_interval(np.array([50.0])) == "50.00"
     assert mean_with_interval(np.array([10.0, 12.0])) == "11.00 ± 12.71*"
     assert mean_with_interval(np.array([1.0, 2.0]), mse).endswith("*")  # no error is negative
+    assert mean_with_interval(np.array([1e-3, 2e-3]), mse) == "0.0015 ± 0.006353*"
+    assert mean_with_interval(np.array([4.0, 4.0]), mse) == "4 ± 0"
     (note,) = interval_notes([np.array([1.0]), np.array([10.0, 12.0])])
     assert note.startswith("With 2 seeds") and "* extends" in note
     assert interval_notes([np.array([50.0, 51.0, 52.0])]) == []

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.figures import accuracy
+from experiments.figures.loading import find
 from experiments.outputs import line_styles
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.written_runs import write_run
 
 from .conftest import CLIENTS, ROUNDS, SEEDS, rows_of
 
@@ -111,6 +113,14 @@ def test_every_client(found):
     assert np.all(np.abs(first.get_xdata() - np.arange(CLIENTS)) < 0.5)
     assert np.rint(second.get_xdata()).tolist() == [1]  # the only client it serves
     assert len(drawn.numbers) == len(SEEDS) * (CLIENTS + 1)
+
+
+def test_clients_that_departed_are_no_part_of_the_mean_over_clients(tmp_path):
+    write_run(tmp_path / "a" / "fedavg", "fedavg", [[[0.5, 0.6, 0.9], [0.4, np.nan, 0.8]]], [0])
+    drawn = accuracy.by_client(find([str(tmp_path)]))
+    (line,) = (one for one in drawn.axes[0].get_lines() if one.get_linestyle() == "--")
+    np.testing.assert_allclose(line.get_ydata(), 60, rtol=1e-5)
+    assert drawn.numbers["client"].tolist() == [0, 2]
 
 
 def test_bars_have_intervals_over_seeds(found):

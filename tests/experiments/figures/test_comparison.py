@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from experiments.figures import comparison
+from experiments.figures.loading import find
+from fedjax_pfl import Result
 from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from tests.experiments.small_runs import arrays, assert_input_error
-from tests.experiments.written_runs import rewrite
+from tests.experiments.written_runs import SAME, finals, rewrite, write_run
 
 from .conftest import CLIENTS, ROUNDS, rows_of
 
@@ -75,12 +78,26 @@ def test_sorted_gains(found):
     ]
     spelled = comparison.sorted_gains([local, feddwa], baseline="Local")
     assert rows_of(spelled) == rows_of(drawn)
-    assert spelled.figure.axes[0].get_ylabel() == "gain over local, points"
+    assert spelled.figure.axes[0].get_ylabel() == "gain over local in accuracy, points"
     with pytest.raises(InputError, match=r"Unknown baseline 'fedavg'. Valid: feddwa, local"):
         comparison.sorted_gains([local, feddwa], baseline="fedavg")
     assert_input_error("needs other runs beside those of 'local'", comparison.sorted_gains, [local])
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
         comparison.sorted_gains([local, found["iid", "fedavg"]])
+
+
+def test_gains_are_in_the_chosen_metric(tmp_path):
+    error = Measure("mse", "lower", fraction=False)
+    for name, score in (("local", 0.0), ("fedavg", 1.0)):
+        write_run(tmp_path / name, name, finals([score] * 2), [0], **SAME)
+        ((key, values),) = Result.load(tmp_path / name).scores.items()
+        scores = {key: values, "personalized/test/mse": 4 * values}
+        rewrite(tmp_path / name, scores=scores, measures=(ACCURACY, error))
+    for metric, column, gain in ((None, "accuracy_gain_points", 100), ("mse", "mse_gain", -4)):
+        drawn = comparison.sorted_gains(find([str(tmp_path)], metric=metric))
+        np.testing.assert_allclose(drawn.numbers[column], gain)
+        np.testing.assert_allclose(drawn.axes[0].get_lines()[0].get_ydata(), gain)
+    assert drawn.axes[0].get_ylabel() == "gain over local in MSE"
 
 
 def test_several_baselines(found, tmp_path):

@@ -32,6 +32,12 @@ def test_clients_of_the_next_round_are_averaged():
     np.testing.assert_allclose(some[0], [np.nan, 60, np.nan])
 
 
+def test_validation_scores_have_no_weights():
+    """Those of the test samples are not theirs."""
+    with pytest.raises(pfl.InputError, match="must be 'clients' for validation samples: a result"):
+        curve(a_run(), np.arange(3), "personalized", "validation", "samples")
+
+
 def test_an_unknown_set_of_clients_is_refused():
     with pytest.raises(pfl.InputError, match="next_participants"):
         curve(a_run(), np.arange(3), "personalized", "test", over="participants")

@@ -9,7 +9,7 @@ import pytest
 from experiments.figures import lines, settings
 from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
-from tests.experiments.written_runs import rewrite
+from tests.experiments.written_runs import rewrite, write_run
 
 from .conftest import rows_of
 
@@ -64,6 +64,7 @@ def test_best_and_a_line_for_each_row(found, ablation):
     np.testing.assert_allclose(line.get_ydata(), [best, best], rtol=1e-5)
     np.testing.assert_array_equal(line.get_xdata(), [1, 3])
     assert list(drawn.handles) == ["feddwa"]
+    assert "also differ" not in drawn.figure.get_suptitle()  # feddwa.top_k is top_k
 
 
 def test_traffic(found):
@@ -72,6 +73,21 @@ def test_traffic(found):
     sent = summary(run)["traffic_mb_per_client_round"]
     point = drawn.figure.axes[1].containers[0].lines[0].get_ydata()
     np.testing.assert_allclose(point, sent["up"] + sent["down"], rtol=1e-6)
+
+
+def test_records_are_those_of_the_chosen_clients_that_took_part(tmp_path):
+    folder = tmp_path / "a" / "local"
+    write_run(folder, "local", [[[0.5, 0.5, 0.5]] * 2], [0], sent=1.0)
+    there = np.array([[[[1, 1, 1], [0, 1, 1]]]], bool)  # [S, H, T, N]
+    clients = {"participated": there, "loss": there * np.array([7.0, 2.0, 3.0])}
+    copies = there[..., None].astype(np.int32)
+    rewrite(folder, clients=clients, copies_up=4 * copies * [[1], [1], [2]], copies_down=0 * copies)
+    runs = find([str(tmp_path)])
+    for record, chosen, value in (
+        ("loss", "", 2.5), ("loss", "0,1", 2), ("traffic", "0,1", 4), ("traffic", "2", 8)
+    ):  # fmt: skip
+        drawn = settings.against_setting(runs, x="rounds", record=record, clients=chosen)
+        assert rows_of(drawn)[-1][-2] == pytest.approx(value)
 
 
 def test_repetitions_are_more_seeds(found, ablation):
