@@ -81,6 +81,8 @@ rounds do not converge everywhere: {slowest}. Ranks reward algorithms that are f
 
 {tests}
 
+Of the first {few}, {trained} are chosen as trained in most settings.
+
 Settings that deal the samples of one data set differently are no independent tasks: true p-values
 are larger. Intervals are of seeds, not of other partitions. {redrawn} Not shown are other networks,
 and what is [not in the table](#not-in-the-table).
@@ -272,6 +274,7 @@ def write(folder: Path, board: Board) -> None:
         settings_table=findings.by_setting(board, titles).to_markdown(), alone=findings.ALONE,
         near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
         redrawn=findings.redrawn(board, titles),
+        trained=findings.listed(findings.mostly_trained(board, names[:FEW])) or "none",
         claims=findings.claims(board, titles), edges=edges(board).to_markdown(),
         without_effect=without_effect(board),
         notes="\n".join(f"- `{name}`: {row.note}." for name, row in rows().items() if row.note),

@@ -136,6 +136,15 @@ def near_local(board: Board) -> str:
     ) * bool(near)
 
 
+def mostly_trained(board: Board, names: Sequence[str]) -> list[str]:
+    """Return the algorithms whose chosen moment is "trained" in most settings."""
+
+    def count(name: str) -> int:
+        return sum(chosen_moment(board.cells[s, name]) == "trained" for s in board.settings)
+
+    return [name for name in names if 2 * count(name) > len(board.settings)]
+
+
 def trains_alone(board: Board, setting: str, name: str, moment: str) -> bool:
     """Return whether an algorithm's clients there give nearly all weight to their own models."""
     return (of_moment(board.cells[setting, name], moment).self_weight or 0.0) > LOCAL

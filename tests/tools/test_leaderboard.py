@@ -249,6 +249,7 @@ def test_the_page(tmp_path, monkeypatch):
     (tmp_path / leaderboard.TIMINGS).write_text(json.dumps({"i": timings}))
     leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS + few))
     page = (tmp_path / "README.md").read_text()
+    assert "Of the first 12, `fedavg` are chosen as trained" in page
     assert "*3 rows in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
