@@ -37,6 +37,7 @@ def top_k(update):
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
 SECURE = SUMS | {"dp_noise": 1.0, "secure_bits": 32}
+FEEDBACK = {"compress": "top_k", "error_feedback": "ef"}
 COMPOSED = {
     "participation": 0.6,
     "compress": "top_k",
@@ -334,11 +335,18 @@ def test_bad_options(options, words):
         ("fedavg", {"share": "none", "aggregator": "cclip"}, "no model here: leave aggregator out"),
         ("fedper", {"freeze": "body", "aggregator": "krum"}, "no model here: leave aggregator out"),
         ("fedproto", {"compress": "sign"}, "fedproto uploads no models"),
+        ("weight_erosion", FEEDBACK, "gradients, on which error_feedback does not act: leave it"),
+        (
+            pfl.make_algorithm("ifca", {"averaging": "gradients"}),
+            FEEDBACK,
+            "ifca uploads no models here, which error_feedback could act on: leave it out",
+        ),
     ],
 )
 def test_algorithms_that_an_option_does_not_fit(name, options, words):
+    algorithm = pfl.make_algorithm(name) if isinstance(name, str) else name
     with pytest.raises(pfl.InputError, match=words):
-        pfl.simulate(pfl.make_algorithm(name), toy_federation(**options), rounds=1)
+        pfl.simulate(algorithm, toy_federation(**options), rounds=1)
 
 
 LOCAL = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
