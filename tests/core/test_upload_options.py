@@ -37,6 +37,8 @@ def top_k(update):
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
 SECURE = SUMS | {"dp_noise": 1.0, "secure_bits": 32}
+CENTRE = {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}}
+WARM = pfl.make_algorithm("lg_fedavg", {"warmup_rounds": 2})
 FEEDBACK = {"compress": "top_k", "error_feedback": "ef"}
 COMPOSED = {
     "participation": 0.6,
@@ -289,11 +291,7 @@ def test_bad_options(options, words):
     [
         ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
         ("ifca", {"aggregator": "foolsgold"}, "one mean of all clients"),
-        (
-            "ifca",
-            {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
-            "keep_centre is for algorithms with one mean",
-        ),
+        ("ifca", CENTRE, "keep_centre is for algorithms with one mean"),
         ("cfl", {"aggregator": "fltrust"}, "one mean of the round's members"),
         ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
@@ -341,6 +339,12 @@ def test_bad_options(options, words):
             FEEDBACK,
             "ifca uploads no models here, which error_feedback could act on: leave it out",
         ),
+        (WARM, FEEDBACK, "error_feedback remembers all shared layers, and lg_fedavg sends or av"),
+        (WARM, {"attack": "mimic", "attackers": "1"}, "a part of them together: take warmup=0"),
+        (WARM, {"aggregator": "foolsgold"}, "a part of them together: leave it out"),
+        (WARM, CENTRE, "keep_centre of cclip remembers all shared layers, and lg_fedavg sends"),
+        ("fedpac", {"aggregator": "foolsgold"}, "foolsgold remembers all shared layers, and fedp"),
+        ("fedgc", CENTRE, "keep_centre of cclip remembers all shared layers, and fedgc sends or"),
     ],
 )
 def test_algorithms_that_an_option_does_not_fit(name, options, words):
@@ -370,7 +374,7 @@ def test_what_client_level_privacy_does_not_refuse():
         COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
         {"aggregator": "foolsgold", "participation": 0.6},
-        {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+        CENTRE,
         {"attack": "mimic", "attack_options": {"warmup": 2}, "attackers": [3]},
     ],
 )
