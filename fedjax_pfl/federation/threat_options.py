@@ -212,7 +212,7 @@ class ThreatOptions(OptionGroup):
         """
         attackers, notes = self.attackers_of(ids), []
         if attackers is not None:
-            of_uploads = "attack_" if self.attack in ATTACKS else ""
+            of_uploads = "" if self.upload_attack() is None else "attack_"
             how = described(self.attack, _named_numbers(of_uploads, self.attack_options))
             be = "is" if len(attackers) == 1 else "are"
             what = f"{len(attackers)} of {len(ids)} clients {be}"
