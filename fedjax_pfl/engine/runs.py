@@ -28,6 +28,7 @@ from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
 from fedjax_pfl.federation.swept_numbers import number_paths, sentences, with_numbers
 from fedjax_pfl.federation.threat_options import STRENGTHS
+from fedjax_pfl.uploads.attacks import Enlarge
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
@@ -352,9 +353,12 @@ def _variant(
     epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else stated)
     if epsilon is not None:  # kept beside its noise, to identify runs of any number of rounds
         numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant, facts)}
-    rule = with_numbers(federation, numbers).aggregator
-    if rule is not None:
-        rule.validate(int(federation.participation.expected))
+    swept = with_numbers(federation, numbers)
+    if swept.aggregator is not None:
+        swept.aggregator.validate(int(federation.participation.expected))
+    attack = getattr(swept.uploads, "attack", None)
+    if isinstance(attack, Enlarge):
+        attack.validate()
     if federation.privacy is not None:
         clip: Any = numbers.get("dp_clip", federation.privacy.clip)
         noisy: Any = numbers.get("dp_noise", federation.privacy.noise)

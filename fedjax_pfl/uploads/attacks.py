@@ -21,6 +21,7 @@ from jax.scipy.stats import norm
 
 from fedjax_pfl.aggregation import mixing, products, robust, similarity
 from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 
@@ -67,6 +68,17 @@ class Scale:
         present = jnp.sum(honest | attackers)
         factor = jnp.where(self.factor == 0, present, self.factor)
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates)
+
+
+@struct
+class Enlarge(Scale):
+    """`Scale` of attackers with a backdoor, whose factor is a number in any case."""
+
+    def validate(self) -> None:
+        """Raise `InputError` for the factor 0."""
+        allowed = "other than 0, which only attack='scale' takes for the number of members"
+        factor = float(self.factor)
+        require(factor != 0, "factor of a backdoor", factor, allowed)
 
 
 @struct
