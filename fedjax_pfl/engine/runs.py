@@ -28,7 +28,7 @@ from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
 from fedjax_pfl.federation.swept_numbers import number_paths, sentences, with_numbers
 from fedjax_pfl.federation.threat_options import STRENGTHS
-from fedjax_pfl.uploads.attacks import Enlarge
+from fedjax_pfl.uploads.attacks import ALittleIsEnough, Enlarge
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
@@ -210,6 +210,7 @@ def remarks(
                 *variant.round_remarks(theirs, rounds),
                 *sentences(theirs),
                 *never,
+                *_without_effect(theirs),
                 *(_late_rate((adapt, variant.adaptation()), theirs, rounds) if ended else []),
             ]
         )
@@ -232,6 +233,16 @@ def _never_reached(federation: Federation, rounds: int) -> list[str]:
         for what, starts in first.items()
         if np.any((starts >= rounds) & (starts < 2**31 - 1))
     ]
+
+
+def _without_effect(federation: Federation) -> list[str]:
+    """Return a note if attackers do no harm in a round with their usual share."""
+    stage: Any = federation.uploads
+    attack = getattr(stage, "attack", None)
+    if not isinstance(attack, ALittleIsEnough):
+        return []
+    members, clients = round(federation.participation.expected), federation.num_clients
+    return attack.remarks(members, max(1, round(len(stage.attackers) * members / clients)))
 
 
 def _late_rate(ways: Sequence[Adaptation | None], federation: Federation, rounds: int) -> list[str]:

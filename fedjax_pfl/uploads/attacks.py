@@ -100,6 +100,13 @@ class ALittleIsEnough:
         sent = jax.tree.map(lambda mean, dev: mean - z.astype(mean.dtype) * dev, mu, sd)
         return _broadcast(sent, updates)
 
+    def remarks(self, members: int, attackers: int) -> list[str]:
+        """Return a note if z is 0 in rounds of so many members, of which so many attack."""
+        if self.z != 0 or hiding_z(members, attackers) > 0:
+            return []
+        who = f"{attackers} attacker{'s' * (attackers != 1)} among {members} members"
+        return [f"attackers send the honest mean, as alie's z is 0 with {who}: give z"]
+
 
 def hiding_z(n: Scalar | int, m: Scalar | int) -> jax.Array:
     """Return the z of ALIE for n members of which m attack, at least 0."""

@@ -405,6 +405,26 @@ def test_rounds_of_an_epsilon_are_not_continued(swept, tmp_path):
     assert (whole.epsilons() <= 2.0).all()
 
 
+@pytest.mark.parametrize(
+    ("options", "who"),
+    [
+        ({}, "2 attackers among 10 members"),
+        ({"participation": 0.5}, "1 attacker among 5 members"),
+        ({"attackers": "1,2,3"}, None),
+        ({"attack_options": {"z": 0.5}}, None),
+    ],
+)
+def test_a_remark_says_that_alie_does_nothing(options, who):
+    options = {"attack": "alie", "attackers": "1,2", "dtype": "float32", **options}
+    federation = toy_federation((4,) * 10, test_sizes=(1,) * 10, **options)
+    common, _ = remarks(pfl.make_algorithm("fedavg"), federation, {}, 3)
+    wanted = f"attackers send the honest mean, as alie's z is 0 with {who}: give z"
+    assert [one for one in common if "honest" in one] == [wanted] * (who is not None)
+    if who is not None:
+        _, single = remarks(pfl.make_algorithm("fedavg"), federation, {"attack_z": [0.0, 1.0]}, 3)
+        assert single == ((wanted,), ())
+
+
 BOUNDED = {"aggregator": "norm_bound", "aggregator_options": {"radius": 1.0}}
 SHARED = {"aggregator": "self_clip", "aggregator_options": {"share": 0.5}}
 
