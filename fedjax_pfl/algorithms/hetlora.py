@@ -47,6 +47,7 @@ class HetLoRA(fedavg.FedAvg):
       weighting: the server's weights: "norm" of the clients' products, or "size" of their data.
     """
 
+    revision = 2
     server_needs = "models"
     aggregator_replaces = "mean"
     takes_ranks = True
@@ -63,6 +64,11 @@ class HetLoRA(fedavg.FedAvg):
             raise core.InputError(
                 "hetlora's clients prune their ranks by their models, and the server knows the "
                 "ranks without noise: leave dp='client' out."
+            )
+        if trained_adapters(federation) and compresses(federation) and self.gamma < 1:
+            raise core.InputError(
+                "hetlora prunes ranks, and compress needs adapters of one rank: take gamma=1, got "
+                f"{self.gamma:g}, or leave compress out."
             )
 
     def remarks(self, federation):
@@ -122,6 +128,8 @@ class HetLoRA(fedavg.FedAvg):
         return mixing.normalize(jnp.sqrt(squares), sent.cohort.mask), state
 
     def record(self, ctx, trained: Any, weights, up=1, down=1, **noted):
+        if compresses(ctx.federation):  # then all ranks are the largest
+            return super().record(ctx, trained, weights, up, down, rank=trained.ranks, **noted)
         took_part = trained.cohort.mask | trained.cohort.diverged
         (up, more), (down, received) = (
             copies_and_numbers(ctx.federation, ranks, took_part)
@@ -148,6 +156,11 @@ class Sent(core.Trained):
 
     ranks: Any = None  # int32 [M]
     before: Any = None  # int32 [M], the ranks that they received
+
+
+def compresses(federation: core.Federation) -> bool:
+    """Return whether uploads are compressed."""
+    return getattr(federation.uploads, "compressor", None) is not None
 
 
 def norm(x: jax.Array) -> jax.Array:

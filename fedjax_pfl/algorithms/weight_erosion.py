@@ -71,6 +71,11 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
             f"below {training.COUNT_LIMIT:,} when multiplied by the {samples:,} samples of a client"
         )
         core.require(size * samples < training.COUNT_LIMIT, "batch_size", size, allowed)
+        if getattr(federation.uploads, "feedback", None) is not None:
+            raise core.InputError(
+                "weight_erosion's server moves along summed gradients, on which error_feedback "
+                "does not act: leave it out."
+            )
 
     def remarks(self, federation):
         notes = super().remarks(federation)

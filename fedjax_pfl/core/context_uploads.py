@@ -221,7 +221,7 @@ class ContextUploads(ContextBase):
         if self.memory is None or not (rule.remembers or rule.has_centre):
             return Senders(self.cohort.ids)
         if rule.has_centre:
-            return Senders(self.cohort.ids, centre=self.memory.last_centre())
+            return Senders(self.cohort.ids, centre=self.memory.last_centre(onto))
         updates = jax.tree.map(lambda new, old: new - old.astype(new.dtype), uploads, onto)
         counted = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
         updates = trees.keep_rows(counted, updates)

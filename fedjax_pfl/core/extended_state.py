@@ -55,7 +55,7 @@ def initial_phases(algorithm: Any, ctx: Any, state: ExtendedState) -> dict[str, 
     optimizer = optimizer_name(training.make_optimizer())
 
     def first_round():
-        optimizers, memory = Optimizers(name), UploadMemory(name, state)
+        optimizers, memory = Optimizers(name), UploadMemory(name, state, ctx.plan)
         algorithm.round(replace(ctx, optimizers=optimizers, memory=memory), state.own)
         if not optimizers.phases:
             raise optimizers.own_steps()

@@ -245,7 +245,7 @@ def checked_round(
     if isinstance(partial_state, ExtendedState):
         if partial_state.optimizers:
             optimizers = Optimizers(name, partial_state.optimizers)
-        memory = UploadMemory(name, partial_state)
+        memory = UploadMemory(name, partial_state, ctx.plan)
     ctx = with_counted_gradients(with_base(algorithm, ctx, partial_state), observer)
     observed = replace(ctx.cohort, observer=observer)
     observer.cohort = observed

@@ -11,6 +11,7 @@ from fedjax_pfl.core.round_observer import RoundFacts
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.uploads.accounting import require_library
 from fedjax_pfl.uploads.pipeline import Uploads
+from fedjax_pfl.uploads.stage import MODEL
 from fedjax_pfl.utils.errors import InputError
 
 
@@ -54,6 +55,12 @@ def check_uploaded(algorithm: Algorithm, federation: Federation, facts: RoundFac
     if compressor is not None and not any(upload.compressed for upload in facts.uploads):
         raise InputError(
             f"{algorithm.name} uploads no models, which compress could act on: leave it out."
+        )
+    models = any(upload.what == MODEL and upload.compressed for upload in facts.uploads)
+    if getattr(federation.uploads, "feedback", None) is not None and not models:
+        raise InputError(
+            f"{algorithm.name} uploads no models here, which error_feedback could act on: leave it "
+            "out."
         )
 
 

@@ -108,6 +108,7 @@ class RoundState(Final):
             block_sizes=federation.plan.shared_block_sizes(),
             blocks=federation.plan.blocks,
             upload_bytes=None if stage is None else stage.block_bytes(federation.plan, item_bytes),
+            upload_bits=None if stage is None else stage.number_bits,
             item_bytes=item_bytes,
             compile_seconds=self.compile_seconds,
             seconds_per_round=metrics.seconds_per_round() / program.num_runs,

@@ -28,6 +28,7 @@ from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
 from fedjax_pfl.federation.swept_numbers import number_paths, sentences, with_numbers
 from fedjax_pfl.federation.threat_options import STRENGTHS
+from fedjax_pfl.uploads.attacks import ALittleIsEnough, Enlarge
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
@@ -209,6 +210,7 @@ def remarks(
                 *variant.round_remarks(theirs, rounds),
                 *sentences(theirs),
                 *never,
+                *_without_effect(theirs),
                 *(_late_rate((adapt, variant.adaptation()), theirs, rounds) if ended else []),
             ]
         )
@@ -231,6 +233,16 @@ def _never_reached(federation: Federation, rounds: int) -> list[str]:
         for what, starts in first.items()
         if np.any((starts >= rounds) & (starts < 2**31 - 1))
     ]
+
+
+def _without_effect(federation: Federation) -> list[str]:
+    """Return a note if attackers do no harm in a round with their usual share."""
+    stage: Any = federation.uploads
+    attack = getattr(stage, "attack", None)
+    if not isinstance(attack, ALittleIsEnough):
+        return []
+    members, clients = round(federation.participation.expected), federation.num_clients
+    return attack.remarks(members, max(1, round(len(stage.attackers) * members / clients)))
 
 
 def _late_rate(ways: Sequence[Adaptation | None], federation: Federation, rounds: int) -> list[str]:
@@ -352,9 +364,12 @@ def _variant(
     epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else stated)
     if epsilon is not None:  # kept beside its noise, to identify runs of any number of rounds
         numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant, facts)}
-    rule = with_numbers(federation, numbers).aggregator
-    if rule is not None:
-        rule.validate(int(federation.participation.expected))
+    swept = with_numbers(federation, numbers)
+    if swept.aggregator is not None:
+        swept.aggregator.validate(int(federation.participation.expected))
+    attack = getattr(swept.uploads, "attack", None)
+    if isinstance(attack, Enlarge):
+        attack.validate()
     if federation.privacy is not None:
         clip: Any = numbers.get("dp_clip", federation.privacy.clip)
         noisy: Any = numbers.get("dp_noise", federation.privacy.noise)

@@ -18,7 +18,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, brightness, poison
 from fedjax_pfl.federation.option_groups import OptionGroup, option
 from fedjax_pfl.models.metrics import Metric
-from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
+from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Enlarge
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, find_name, require, shown, unknown_name
 from fedjax_pfl.utils.metric_names import LOWER
@@ -136,12 +136,16 @@ class ThreatOptions(OptionGroup):
         """Return the attack on uploads, or None.
 
         Raises:
-          InputError: no such option.
+          InputError: no such option, or a backdoor's factor of 0.
         """
         if self.attack in ATTACKS:
             return made_with("attack", self.attack, ATTACKS, self.attack_options)
         factor = getattr(self.poison(2), "factor", 1.0)
-        return None if factor == 1 else Scale(factor)
+        if factor == 1:
+            return None
+        made = Enlarge(factor)
+        made.validate()
+        return made
 
     def poison(self, num_classes: int) -> LabelFlip | Backdoor | None:
         """Return how attackers change their training samples, or None.
@@ -212,7 +216,7 @@ class ThreatOptions(OptionGroup):
         """
         attackers, notes = self.attackers_of(ids), []
         if attackers is not None:
-            of_uploads = "attack_" if self.attack in ATTACKS else ""
+            of_uploads = "" if self.upload_attack() is None else "attack_"
             how = described(self.attack, _named_numbers(of_uploads, self.attack_options))
             be = "is" if len(attackers) == 1 else "are"
             what = f"{len(attackers)} of {len(ids)} clients {be}"

@@ -10,7 +10,7 @@ from fedjax_pfl.results.result_files import BY_RUN
 from fedjax_pfl.utils.errors import InputError
 
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
-EQUAL += ("client_names", "measures", "item_bytes", "privacy", "partition_hash")
+EQUAL += ("client_names", "measures", "item_bytes", "upload_bits", "privacy", "partition_hash")
 EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds")
 EQUAL_ARRAYS += ("block_sizes", "upload_bytes")
 

@@ -61,6 +61,7 @@ class Result(ResultScores):
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
       upload_bytes: int64 [G], bytes of an uploaded copy of each block under compression; else None.
+      upload_bits: of each of "numbers_up" under secure aggregation; else None.
       matrices: by name, [S, H, Q, ...] at `matrix_rounds` [Q].
       compile_seconds: tracing and compiling, all programs of the simulation.
       seconds_per_round: median wall time of one round of one run, evaluation included.

@@ -48,6 +48,7 @@ class ResultFields:
     measures: tuple[Measure, ...] = (ACCURACY,)
     client_names: tuple[str, ...] = ()
     upload_bytes: np.ndarray | None = None
+    upload_bits: int | None = None
     privacy: dict[str, Any] | None = None
     partition_hash: str = ""
     final: Any = field(default=None, repr=False, compare=False)
@@ -98,9 +99,10 @@ class ResultFields:
             @ (size if self.upload_bytes is None else self.upload_bytes),
             "down": self.copies_down.astype(np.int64) @ size,
         }
+        bits = {"up": self.upload_bits or 8 * self.item_bytes, "down": 8 * self.item_bytes}
         for way in sent:
             if (numbers := self.clients.get(f"numbers_{way}")) is not None:
-                sent[way] += numbers.astype(np.int64) * self.item_bytes
+                sent[way] += -(-numbers.astype(np.int64) * bits[way] // 8)
         return sent
 
     def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:

@@ -21,6 +21,7 @@ from jax.scipy.stats import norm
 
 from fedjax_pfl.aggregation import mixing, products, robust, similarity
 from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 
@@ -70,6 +71,17 @@ class Scale:
 
 
 @struct
+class Enlarge(Scale):
+    """`Scale` of attackers with a backdoor, whose factor is a number in any case."""
+
+    def validate(self) -> None:
+        """Raise `InputError` for the factor 0."""
+        allowed = "other than 0, which only attack='scale' takes for the number of members"
+        factor = float(self.factor)
+        require(factor != 0, "factor of a backdoor", factor, allowed)
+
+
+@struct
 class ALittleIsEnough:
     """mu - z sd with the largest z that hides among the honest (Baruch et al., NeurIPS 2019).
 
@@ -87,6 +99,13 @@ class ALittleIsEnough:
         mu, sd = _mean(updates, honest), _deviation(updates, honest)
         sent = jax.tree.map(lambda mean, dev: mean - z.astype(mean.dtype) * dev, mu, sd)
         return _broadcast(sent, updates)
+
+    def remarks(self, members: int, attackers: int) -> list[str]:
+        """Return a note if z is 0 in rounds of so many members, of which so many attack."""
+        if self.z != 0 or hiding_z(members, attackers) > 0:
+            return []
+        who = f"{attackers} attacker{'s' * (attackers != 1)} among {members} members"
+        return [f"attackers send the honest mean, as alie's z is 0 with {who}: give z"]
 
 
 def hiding_z(n: Scalar | int, m: Scalar | int) -> jax.Array:

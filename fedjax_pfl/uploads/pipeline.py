@@ -134,6 +134,10 @@ class Uploads(UploadStage):
     def attacking(self, ids: PerMember) -> Mask | None:
         return None if self.attackers is None else jnp.isin(ids, self.attackers)
 
+    @property
+    def number_bits(self) -> int | None:
+        return None if self.fixed_point is None else self.fixed_point.bits
+
     def block_bytes(self, plan: LeafPlan, item_bytes: int) -> np.ndarray | None:
         if self.compressor is None and self.fixed_point is None:
             return None

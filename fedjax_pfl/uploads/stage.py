@@ -64,12 +64,14 @@ class UploadStage:
       keeps_failed: whether a client whose training failed counts, with an update of zero.
       uniform: whether all members must have the same weight in sums.
       noise_of_sums: whether a sum has noise even if no member takes part, see `empty_sum_row`.
+      number_bits: of uploads that are not compressed; None for those of their type.
     """
 
     remembers: bool = False
     keeps_failed: bool = False
     uniform: bool = False
     noise_of_sums: bool = False
+    number_bits: int | None = None
 
     def __call__(
         self, sent: Tree, reference: Tree, info: UploadInfo, memory: StageMemory

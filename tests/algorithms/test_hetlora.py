@@ -112,6 +112,16 @@ def test_divergence_with_adapters(name):
     assert clients["numbers_up"][3] == 9 * RANKS[0]
 
 
+@pytest.mark.costly
+def test_compressed_uploads_are_charged():
+    options = {"model": TanhNetwork(), "dtype": "float32", "lora_rank": 4, "compress": "sign"}
+    result = pfl.simulate(
+        pfl.make_algorithm("hetlora", {"gamma": 1.0}), toy_federation(**options), 1
+    )
+    assert result.traffic()["up"].max() == result.upload_bytes.sum() < 4 * result.block_sizes.sum()
+    assert result.traffic()["down"].max() == 4 * result.block_sizes.sum()
+
+
 def test_kept_ranks_are_rounded_down():
     """Though 0.84 * 75 is 62.999996 in single precision."""
     with jax.enable_x64(False):

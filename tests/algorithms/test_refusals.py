@@ -50,6 +50,7 @@ NORMED = OverflowingNormed(3, (5,))
 SUMS = {"secure_bits": 32, "model": TanhNetwork()}
 KEPT = {"keep_optimizer_state": True}
 RANKS = {"model": TanhNetwork(), "validation_size": 0, "lora_ranks": "3,1,4", "lora_alpha": 4.0}
+ONE_RANK = ADAPTERS | {"model": TanhNetwork()}
 BOTH = "needs both factors of each adapter, and share"
 
 # (algorithm, hyperparameters, options of the federation, the message); `frozen` names layers that
@@ -110,6 +111,7 @@ REFUSED = [
     ("hetlora", {}, RANKS | {"share": "*lora_a,head"}, BOTH),
     ("hetlora", {}, RANKS | {"dp": "client", "dp_clip": 1.0}, "knows the ranks without noise"),
     ("hetlora", {}, RANKS | {"compress": "sign"}, "compress needs adapters of one rank"),
+    ("hetlora", {}, ONE_RANK | {"compress": "sign"}, "hetlora prunes ranks, .* gamma=1, got 0.99"),
     ("heurfedamp", {"self_weight": 1.5}, {}, "self_weight must be in 0..1, or -1 for 1/N"),
     ("heurfedamp", {"self_weight": -0.5}, {}, "self_weight must be"),
     ("heurpfedla", {"retained": 2}, {"share": "body"}, "retained must be at most 1 blocks, got 2"),

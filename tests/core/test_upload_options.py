@@ -37,6 +37,9 @@ def top_k(update):
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
 SECURE = SUMS | {"dp_noise": 1.0, "secure_bits": 32}
+CENTRE = {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}}
+WARM = pfl.make_algorithm("lg_fedavg", {"warmup_rounds": 2})
+FEEDBACK = {"compress": "top_k", "error_feedback": "ef"}
 COMPOSED = {
     "participation": 0.6,
     "compress": "top_k",
@@ -288,11 +291,7 @@ def test_bad_options(options, words):
     [
         ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
         ("ifca", {"aggregator": "foolsgold"}, "one mean of all clients"),
-        (
-            "ifca",
-            {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
-            "keep_centre is for algorithms with one mean",
-        ),
+        ("ifca", CENTRE, "keep_centre is for algorithms with one mean"),
         ("cfl", {"aggregator": "fltrust"}, "one mean of the round's members"),
         ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
@@ -334,11 +333,24 @@ def test_bad_options(options, words):
         ("fedavg", {"share": "none", "aggregator": "cclip"}, "no model here: leave aggregator out"),
         ("fedper", {"freeze": "body", "aggregator": "krum"}, "no model here: leave aggregator out"),
         ("fedproto", {"compress": "sign"}, "fedproto uploads no models"),
+        ("weight_erosion", FEEDBACK, "gradients, on which error_feedback does not act: leave it"),
+        (
+            pfl.make_algorithm("ifca", {"averaging": "gradients"}),
+            FEEDBACK,
+            "ifca uploads no models here, which error_feedback could act on: leave it out",
+        ),
+        (WARM, FEEDBACK, "error_feedback remembers all shared layers, and lg_fedavg sends or av"),
+        (WARM, {"attack": "mimic", "attackers": "1"}, "a part of them together: take warmup=0"),
+        (WARM, {"aggregator": "foolsgold"}, "a part of them together: leave it out"),
+        (WARM, CENTRE, "keep_centre of cclip remembers all shared layers, and lg_fedavg sends"),
+        ("fedpac", {"aggregator": "foolsgold"}, "foolsgold remembers all shared layers, and fedp"),
+        ("fedgc", CENTRE, "keep_centre of cclip remembers all shared layers, and fedgc sends or"),
     ],
 )
 def test_algorithms_that_an_option_does_not_fit(name, options, words):
+    algorithm = pfl.make_algorithm(name) if isinstance(name, str) else name
     with pytest.raises(pfl.InputError, match=words):
-        pfl.simulate(pfl.make_algorithm(name), toy_federation(**options), rounds=1)
+        pfl.simulate(algorithm, toy_federation(**options), rounds=1)
 
 
 LOCAL = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
@@ -362,7 +374,7 @@ def test_what_client_level_privacy_does_not_refuse():
         COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
         {"aggregator": "foolsgold", "participation": 0.6},
-        {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+        CENTRE,
         {"attack": "mimic", "attack_options": {"warmup": 2}, "attackers": [3]},
     ],
 )
@@ -391,6 +403,26 @@ def test_rounds_of_an_epsilon_are_not_continued(swept, tmp_path):
         np.testing.assert_array_equal(parts.scores["personalized/test/loss"],
                                       whole.scores["personalized/test/loss"])  # fmt: skip
     assert (whole.epsilons() <= 2.0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "who"),
+    [
+        ({}, "2 attackers among 10 members"),
+        ({"participation": 0.5}, "1 attacker among 5 members"),
+        ({"attackers": "1,2,3"}, None),
+        ({"attack_options": {"z": 0.5}}, None),
+    ],
+)
+def test_a_remark_says_that_alie_does_nothing(options, who):
+    options = {"attack": "alie", "attackers": "1,2", "dtype": "float32", **options}
+    federation = toy_federation((4,) * 10, test_sizes=(1,) * 10, **options)
+    common, _ = remarks(pfl.make_algorithm("fedavg"), federation, {}, 3)
+    wanted = f"attackers send the honest mean, as alie's z is 0 with {who}: give z"
+    assert [one for one in common if "honest" in one] == [wanted] * (who is not None)
+    if who is not None:
+        _, single = remarks(pfl.make_algorithm("fedavg"), federation, {"attack_z": [0.0, 1.0]}, 3)
+        assert single == ((wanted,), ())
 
 
 BOUNDED = {"aggregator": "norm_bound", "aggregator_options": {"radius": 1.0}}

@@ -52,6 +52,16 @@ def test_traffic_and_computation(name, guidance, up, down, passes):
     )
 
 
+def test_secure_aggregation_sends_numbers_beside_the_model_with_its_bits(tmp_path):
+    options = {"secure_bits": 12, "secure_options": {"levels": 100}}
+    pfl.simulate(pfl.make_algorithm("feddbe"), toy_federation(**options), 1).save(tmp_path / "run")
+    run = pfl.Result.load(tmp_path / "run")
+    assert (run.clients["numbers_up"] == 5).all()
+    model = -(-(20 + 5) * 12 // 8) + -(-(15 + 3) * 12 // 8)
+    assert (run.traffic()["up"] == model + 8).all()  # 7.5 bytes
+    assert (run.traffic()["down"] == 2 * MODEL_BYTES + 8 * 5).all()
+
+
 def test_traffic_under_participation():
     run = simulate(federation=toy_federation(participation=0.6))
     for way, sent in run.traffic().items():

@@ -12,9 +12,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
+from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.testing.toys import toy_federation
-from fedjax_pfl.uploads.attacks import Scale
+from fedjax_pfl.uploads.attacks import Enlarge
 
 IDS = np.array([4, 2, 9, 0, 7, 3, 5, 1])
 
@@ -45,8 +46,25 @@ def test_a_backdoor_can_send_larger_updates():
     def sent(attack, **options):
         return ThreatOptions(attack=attack, attack_options=options, attackers="4").upload_attack()
 
-    assert sent("backdoor", factor=4.0) == sent("dba", factor=4.0) == Scale(4.0)
+    assert sent("backdoor", factor=4.0) == sent("dba", factor=4.0) == Enlarge(4.0)
     assert sent("backdoor") is sent("label_flip") is None
+    with pytest.raises(pfl.InputError, match=r"factor of a backdoor must be other than 0.* got 0"):
+        sent("dba", factor=0.0)
+
+
+@cache
+def enlarged():
+    """A federation with a backdoor whose updates are twice as large."""
+    options = {"attack": "backdoor", "attackers": "1", "attack_options": {"factor": 2.0, "size": 2}}
+    return pfl.federate(*clients(), "softmax", learning_rate=0.1, **options)
+
+
+def test_a_backdoors_notes_have_the_factor_of_their_row():
+    fedavg, told = pfl.make_algorithm("fedavg"), "1 of 5 clients is Byzantine (backdoor, factor={}"
+    _, single = remarks(fedavg, enlarged(), {"attack_factor": [2.0, 0.5]}, 3)
+    assert all(told.format(one) in notes[0] for one, notes in zip((2, 0.5), single, strict=True))
+    with pytest.raises(pfl.InputError, match=r"factor of a backdoor must be other than 0.* got 0"):
+        pfl.Simulation(fedavg, enlarged(), settings={"attack_factor": [2.0, 0.0]}).check()
 
 
 @pytest.mark.parametrize(
