@@ -111,7 +111,7 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
       data: names of the grid that change the data.
     """
     remarks = {(one.words, one.algorithm): one.remarks for one in ranked(outcomes)}
-    notes = [*at_the_edge(outcomes), *grouped_by_column(remarks)]
+    notes = [*at_the_edge(outcomes), *grouped_by_column(remarks, "All settings")]
     if len({one.clients for one in outcomes}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
