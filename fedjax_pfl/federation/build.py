@@ -40,8 +40,6 @@ from fedjax_pfl.utils.typing import Tree
 WHOLE_BATCHES = "PFLlib trains without incomplete minibatches, as drop_last does"
 PADDED = "batch statistics count a client's first sample again where a minibatch is incomplete"
 
-PROBABILITIES = "the model ends with a softmax, and the loss takes logits: leave the softmax out"
-
 
 @documented(*GROUPS)
 @checked
@@ -102,7 +100,7 @@ def federate(
     )
     data = groups[DriftOptions].drifting(data, dataset, partition)
     threat.check_concepts(data)
-    shapes, order, warned = check_model(task, data)
+    shapes, order = check_model(task, data)
     parts = np.asarray(data.train.size) % training.batch_size
     ragged = training.schedule.poisson or (not training.drop_last and parts.any())
     padded = len(shapes) > 1 and not task.sees_padding() and bool(ragged)
@@ -143,7 +141,6 @@ def federate(
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(
             *seen,
-            *warned,
             *[WHOLE_BATCHES] * (partition.rule == "pfllib" and not training.drop_last),
             *[PADDED] * padded,
             *groups[InputOptions].notes(dataset, groups[PrivacyOptions].dp != "none"),
@@ -158,8 +155,8 @@ def federate(
     )
 
 
-def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str], list[str]]:
-    """Trace a model's forward pass; return (shapes of its leaves, its blocks in order, notes).
+def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
+    """Trace a model's forward pass; return (shapes of its leaves, its blocks in order).
 
     Raises:
       InputError: the model can't process the samples, or does not return [B, C] logits, or the
@@ -175,7 +172,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str], list[
 
     try:
         model = jax.eval_shape(first_model)
-        traced, logits = jax.make_jaxpr(task.predict, return_shape=True)(model, inputs)
+        logits = jax.eval_shape(task.predict, model, inputs)
     except InputError:
         raise
     except Exception as error:
@@ -197,26 +194,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str], list[
         require(jnp.issubdtype(leaf.dtype, jnp.floating), where, str(leaf.dtype), "of real numbers")
     if len(model) > 1 and np.dtype(task.dtype).itemsize < 4:
         _check_statistics(task, model, inputs)
-    return model, order, [PROBABILITIES] * (objective.classes and _divided_by_sum(traced.jaxpr))
-
-
-def _divided_by_sum(jaxpr: Any) -> bool:
-    """Return whether a program ends with x / sum(x), as that of a softmax does."""
-    made = {id(out): equation for equation in jaxpr.eqns for out in equation.outvars}
-
-    def origin(value):
-        equation = made.get(id(value))
-        while equation and equation.primitive.name in ("broadcast_in_dim", "convert_element_type"):
-            equation = made.get(id(equation.invars[0]))
-        return equation
-
-    last = origin(jaxpr.outvars[0])
-    if last is None or last.primitive.name != "div":
-        return False
-    above, total = map(origin, last.invars)
-    if above is None or total is None or total.primitive.name != "reduce_sum":
-        return False
-    return origin(total.invars[0]) is above
+    return model, order
 
 
 def _check_statistics(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:

@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.data.dataset import dataset_from_arrays
-from fedjax_pfl.federation.build import PROBABILITIES, WHOLE_BATCHES
+from fedjax_pfl.federation.build import WHOLE_BATCHES
 from fedjax_pfl.models.task import LinenTask
 from fedjax_pfl.testing.toys import TanhNetwork, toy_federation
 
@@ -54,22 +54,6 @@ def test_incomplete_minibatches_of_pfllibs_clients_are_noted():
     partition = halves(rule="pfllib")
     assert pfl.federate(SIX, partition, "softmax").notes == (WHOLE_BATCHES,)
     assert pfl.federate(SIX, partition, "softmax", batch_size=2, drop_last=True).notes == ()
-
-
-class Ending(nn.Module):
-    end: str
-
-    @nn.compact
-    def __call__(self, x):
-        return getattr(nn, self.end)(nn.Dense(3, name="head")(x))
-
-
-@pytest.mark.parametrize(
-    ("end", "noted"), [("softmax", 1), ("log_softmax", 0), ("sigmoid", 0), ("tanh", 0)]
-)
-def test_a_model_that_returns_probabilities_is_noted(end, noted):
-    for options in ({}, {"compute_dtype": "bfloat16"}):
-        assert toy_federation(model=Ending(end), **options).notes == (PROBABILITIES,) * noted
 
 
 @pytest.mark.parametrize("ids", [(1, 1), (1,), (1, 2, 3), (0.2, 0.7), (0, 2**32)])
