@@ -30,7 +30,7 @@ from fedjax_pfl.utils.errors import require
 
 from .cli import console, flags, shell
 from .cli.config import ExperimentConfig
-from .cli.data_flags import complete_partition, load_dataset, make_partition
+from .cli.data_flags import complete_partition, load_dataset, make_partition, partition_summary
 from .cli.flag_groups import Group, new_path
 from .cli.parsing import name_and_value
 from .cli.start import called
@@ -151,11 +151,11 @@ def write(
         write_picture(output / "alphas.png", picture)
 
 
-def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
+def lines(name: str, partition: pfl.Partition, dataset: pfl.Dataset, facts: dict) -> str:
     """Format the summary and the clients' heterogeneity."""
     classes, effective = facts["classes_per_client"]["mean"], facts["effective_classes"]["mean"]
     apart = facts["total_variation"]["mean"]
-    text = [f"{name}: " if name else "", partition.summary(), "\n"]
+    text = [f"{name}: " if name else "", partition_summary(partition, dataset), "\n"]
     if classes is not None:
         text.append(f"{classes:.2f} classes a client, {effective:.2f} effective; ")
     if apart is not None:
@@ -195,6 +195,7 @@ def main(argv: list[str]) -> int:
         for name, partition in partitions.items()
     }
     write(output, dataset, partitions, statistics)
-    print("\n\n".join(lines(name, one, statistics[name]) for name, one in partitions.items()))
+    said = [lines(name, one, dataset, statistics[name]) for name, one in partitions.items()]
+    print("\n\n".join(said))
     print(f"\nPictures, numbers and the partition: {output}")
     return 0

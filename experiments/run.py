@@ -27,6 +27,7 @@ from fedjax_pfl.results.notes import named
 from .cli import (
     algorithm_folders,
     console,
+    data_flags,
     distributed,
     flags,
     new_clients,
@@ -223,13 +224,11 @@ def header(experiment: Experiment) -> list[str]:
         for name, options in args.training_of.items()
         if options
     }
+    partition_lines = data_flags.partition_summary(experiment.partition, dataset).splitlines()
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
         f"samples of {shape}, {dataset.labelling}",
-        *(
-            f"{'partition' if k == 0 else '':10} {line}"
-            for k, line in enumerate(experiment.partition.summary().splitlines())
-        ),
+        *(f"{'partition' if k == 0 else '':10} {line}" for k, line in enumerate(partition_lines)),
         f"model      {args.model}: {federation.plan.num_parameters:,} parameters"
         + (f", and {fixed:,} frozen ones, kept once" if fixed else ""),
         *([f"initial    {args.init_from}: {match}"] if match is not None else []),

@@ -99,6 +99,13 @@ def num_clients(args: ExperimentConfig) -> int | None:
     return None if every else args.num_clients
 
 
+def partition_summary(partition: pfl.Partition, dataset: pfl.Dataset) -> str:
+    """Return lines on a partition, and on an official test split that it does not keep."""
+    again = dataset.num_test and partition.options.get("test_split") == "pooled"
+    how = "\ntest_split=pooled: the official test samples are dealt with the training samples"
+    return partition.summary() + how * bool(again)
+
+
 def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
     """Return the partition of a file or a rule, with its validation samples."""
     names = [name for name in args if args[name].present and args[name].group == "rule"]

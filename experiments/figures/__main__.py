@@ -63,7 +63,9 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     meaning = "width and height in inches, such as 3.5x2.5 (default: the figure's)"
     group.text("size", None, meaning)
     group.text("labels", None, "a file with lines NAME=LABEL for legends (default: names)")
-    group.names("colors", [], "colours of algorithms, such as spfl=#d62728,feddwa=black")
+    group.names(
+        "colors", [], "colours of algorithms' first lines, such as spfl=#d62728,feddwa=black"
+    )
     group.switch("overwrite", False, "replace files of --output and --data that exist")
     group.switch("list", False, "print all figures and their options")
     group.help()

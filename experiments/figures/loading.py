@@ -55,6 +55,8 @@ def find(
             whole = (path for path in every if not path.parent.name.startswith("."))
             summaries = sorted(whole, key=natural)
             if not summaries:
+                if (match / "sweep.csv").is_file():
+                    raise InputError(f"{match} is a sweep, not a finished run: leave it out.")
                 raise InputError(
                     f"{match} is not a finished run: neither it nor a folder in it has a "
                     f"summary.json, which `{called('run')}` writes last."

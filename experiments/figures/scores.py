@@ -95,7 +95,7 @@ def describe_clients(
 ) -> str:
     """Describe the averaged clients for a title."""
     same = all(np.array_equal(one, rows[0]) for one in rows)
-    same = same and len({run.num_clients for run in runs}) == 1
+    same = same and all(same_data(runs[0], run) for run in runs)
     if not same:
         return f"mean over {average}, not the same ones in all runs"
     if len(rows[0]) == 1:

@@ -111,7 +111,7 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
       data: names of the grid that change the data.
     """
     remarks = {(one.words, one.algorithm): one.remarks for one in ranked(outcomes)}
-    notes = [*at_the_edge(outcomes), *grouped_by_column(remarks)]
+    notes = [*at_the_edge(outcomes), *grouped_by_column(remarks, "All settings")]
     if len({one.clients for one in outcomes}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
@@ -207,6 +207,9 @@ def all_chosen(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+HEAD = "# The sweep's flags, then its choices. Give --import_file again: no file runs code."
+
+
 def write(
     output: Path,
     outcomes: Sequence[Outcome],
@@ -229,7 +232,7 @@ def write(
     )
     text = [*heading, about, table(outcomes).to_markdown(), *footnotes(outcomes, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
-    settings = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *words))
+    settings = "".join(f"{word}\n" for word in (HEAD, *words))
     run_files.write_text(output / SETTINGS, settings + all_chosen(outcomes))
     numbers = frame(outcomes)
     run_files.write_csv(output / "sweep.csv", numbers)

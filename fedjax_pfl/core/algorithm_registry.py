@@ -12,7 +12,13 @@ from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.boundary import checked, name_arguments
 from fedjax_pfl.utils.conversions import convert
-from fedjax_pfl.utils.errors import InputError, shown, unknown_hyperparameter, unknown_name
+from fedjax_pfl.utils.errors import (
+    InputError,
+    require,
+    shown,
+    unknown_hyperparameter,
+    unknown_name,
+)
 from fedjax_pfl.utils.registries import registering
 from fedjax_pfl.utils.structs import check_needs, check_ranges, number, static, struct
 
@@ -20,7 +26,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=Algorithm)
 
 
-@checked  # outermost, as type checkers read dataclass_transform next to the function only
+@name_arguments  # outermost, as type checkers read dataclass_transform next to the function only
 @dataclass_transform(frozen_default=True, field_specifiers=(static, number))
 def algorithm(name: str) -> Callable[[type[A]], type[A]]:
     """Return a decorator that registers a subclass of `Algorithm` and makes it a struct.
@@ -32,6 +38,9 @@ def algorithm(name: str) -> Callable[[type[A]], type[A]]:
       InputError: the name is taken, or the class is not an algorithm, has a hyperparameter without
         a type annotation, or one with the name of an option of local training.
     """
+
+    allowed = "text, as in @core.algorithm('its_name')"
+    require(isinstance(name, str), "name", getattr(name, "__name__", name), allowed)
 
     def register(cls: type[A]) -> type[A]:
         if not (isinstance(cls, type) and issubclass(cls, Algorithm)):

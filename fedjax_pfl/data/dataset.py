@@ -412,6 +412,7 @@ def _num_classes(name: str, labels: np.ndarray, count: int | None) -> int:
         first = int(np.flatnonzero(present != np.arange(len(present)))[0])
         raise InputError(
             f"Labels of data set {name!r} must be 0..C-1, but label {first} never occurs while "
-            f"label {top} does: renumber them from 0, or give num_classes."
+            f"label {top} does: renumber them from 0, or give num_classes, as "
+            "dataset_from_arrays takes it."
         )
     return top + 1

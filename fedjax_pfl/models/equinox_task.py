@@ -20,14 +20,15 @@ from fedjax_pfl.models.task import (
     Outputs,
     Task,
     has_features,
+    passed,
     watched_features,
 )
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.conversions import accepted
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
 COLLECTION = "state"
+SWITCH = "make it a field 'inference', which is true in evaluation"
 AXIS = "batch"  # name of the samples' axis, unless a layer names another
 
 
@@ -163,7 +164,7 @@ def _called(
     takes_state = "state" in known
 
     def one(x, key):
-        options = accepted(getattr(type(module), method), key=key, state=state)
+        options = passed(getattr(type(module), method), SWITCH, key=key, state=state)
         with watched_features(module) as seen:
             out = getattr(module, method)(x, **options)
         asked = seen[-1][0] if seen and isinstance(seen[-1], tuple) else (*seen, None)[0]

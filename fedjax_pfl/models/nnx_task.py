@@ -15,6 +15,7 @@ from fedjax_pfl.models.task import (
     Outputs,
     Task,
     has_features,
+    passed,
     watched_features,
 )
 from fedjax_pfl.utils import trees
@@ -65,7 +66,7 @@ class NnxTask(Task):
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         module, (train, _, valid) = self._merged(model, *mode), mode
-        options = accepted(type(module).__call__, train=train, valid=valid)
+        options = passed(type(module).__call__, train=train, valid=valid)
         with watched_features(module) as seen:
             logits = module(inputs, **options)
         return Outputs(logits, _statistics(module, train), seen[-1] if seen else None)
@@ -74,7 +75,7 @@ class NnxTask(Task):
         module, (train, _, valid) = self._merged(model, *mode), mode
         if not has_features(module):
             raise self.no_head()
-        options = accepted(type(module).features, train=train, valid=valid)
+        options = passed(type(module).features, train=train, valid=valid)
         return module.features(inputs, **options), _statistics(module, train)
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:

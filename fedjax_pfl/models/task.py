@@ -5,6 +5,7 @@ sees one client's model and one minibatch; the engine adds the client axis.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -243,7 +244,7 @@ class LinenTask(Task):
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         rngs = {"params": key, "dropout": key}
-        options = accepted(type(self.module).__call__, train=False)
+        options = passed(type(self.module).__call__, train=False, valid=None)
         return dict(self.module.init(rngs, inputs, **options))
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
@@ -265,7 +266,7 @@ class LinenTask(Task):
         return logits
 
     def _called(self, method, model, inputs, train, rng, valid):
-        options = accepted(getattr(type(self.module), method), train=train, valid=valid)
+        options = passed(getattr(type(self.module), method), train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
         with convolutions.in_linen(), masked_in_linen(valid):
@@ -300,6 +301,25 @@ class FunctionTask(Task):
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         return Outputs(self.apply_fn(model["params"], inputs), {})
+
+
+def passed(
+    method: Callable[..., Any],
+    instead: str = "name it 'train' (true while training), or make it a field of the module",
+    **options: Any,
+) -> dict[str, Any]:
+    """Return those of the options that a module's method has parameters for.
+
+    Raises:
+      InputError: it has another flag or required parameter, so it would train as in evaluation.
+    """
+    for one in [*inspect.signature(method).parameters.values()][2:]:  # behind self and inputs
+        given = one.name in options or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        flag = isinstance(one.default, bool) or one.annotation in (bool, "bool")
+        if (flag or one.default is one.empty) and not given:
+            what = f"{method.__name__} takes {one.name!r}, which nothing sets"
+            raise InputError(f"{what}: {instead}.")
+    return accepted(method, **options)
 
 
 def has_features(module: Any) -> bool:

@@ -210,7 +210,8 @@ def _turned(
     if channels is None or len(value) % channels:
         raise InputError(
             f"{layer!r} may take a flattened image, whose channels PyTorch has first: give "
-            f"from_torch(flattened={{{layer!r}: (height, width, channels)}}), or () if it doesn't."
+            f"from_torch(flattened={{{layer!r}: (height, width, channels)}}), or {{{layer!r}: ()}} "
+            "if it doesn't."
         )
     return value.reshape(channels, -1, *shape[1:]).swapaxes(0, 1).reshape(shape)
 

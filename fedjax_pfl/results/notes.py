@@ -143,26 +143,34 @@ def over(ids: Sequence[int]) -> str:
     return named(ids) if len(ids) < 5 else f"{len(ids)} clients"
 
 
-def grouped(remarks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return lines "ROW; ROW: sentence."; sentences on all rows name no row."""
+def grouped(remarks: Mapping[str, Sequence[str]], every: str = "All rows") -> list[str]:
+    """Return lines "ROW; ROW: sentence."; sentences on all rows name no row but `every`."""
     rows: dict[str, list[str]] = {}
     for row, sentences in remarks.items():
         for sentence in sentences:
             rows.setdefault(sentence, []).append(row)
     return [
-        f"{'All rows' if 1 < len(remarks) == len(names) else '; '.join(names)}: {sentence}."
+        f"{every if 1 < len(remarks) == len(names) else '; '.join(names)}: {sentence}."
         for sentence, names in rows.items()
     ]
 
 
-def grouped_by_column(remarks: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
-    """Return lines "COLUMN. ROW: sentence." of (row, column); those of all columns name none."""
+def grouped_by_column(
+    remarks: Mapping[tuple[str, str], Sequence[str]], every: str = "All rows"
+) -> list[str]:
+    """Return lines "COLUMN. ROW: sentence." of (row, column); those of all columns name none.
+
+    "COLUMN, all rows: sentence." is one on all rows of a column, see `grouped`.
+    """
     columns = dict.fromkeys(column for _, column in remarks)
     lines: dict[str, list[str]] = {}
     for column in columns:
-        for line in grouped({row: own for (row, at), own in remarks.items() if at == column}):
+        here = {row: own for (row, at), own in remarks.items() if at == column}
+        for line in grouped(here, every):
             lines.setdefault(line, []).append(column)
     return [
-        line if len(where) == len(columns) else f"{', '.join(where)}. {line}"
+        line
+        if len(where) == len(columns)
+        else f"{', '.join(where)}. {line}".replace(f". {every}:", f", {every.lower()}:", 1)
         for line, where in lines.items()
     ]

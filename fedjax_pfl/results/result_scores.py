@@ -44,7 +44,14 @@ class ResultScores(ResultFields):
                     f"No scores {name!r} in this result, nor others: no client that is scored has "
                     "a test or validation sample."
                 )
-            raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
+            aside = (
+                " partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
+                "validation samples aside."
+            )
+            hint = (
+                "" if split != "validation" or any(f"/{split}/" in key for key in known) else aside
+            )
+            raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.{hint}")
         return self.scores[name]
 
     def require_same_samples(self, other: "ResultScores") -> None:

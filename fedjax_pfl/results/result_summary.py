@@ -9,6 +9,7 @@ from fedjax_pfl.results.accuracy_conventions import one_number
 from fedjax_pfl.results.means import mean_over_clients
 from fedjax_pfl.results.notes import (
     aggregation_remarks,
+    grouped,
     named,
     names_of,
     never_took_part,
@@ -18,6 +19,7 @@ from fedjax_pfl.results.notes import (
     without_steps,
 )
 from fedjax_pfl.results.result_scores import ResultScores
+from fedjax_pfl.results.result_table import setting_names
 
 
 def one_line(result: ResultScores) -> str:
@@ -30,20 +32,24 @@ def one_line(result: ResultScores) -> str:
         return f"Result({text}; none was scored yet)"
     if not result.is_scored:
         return f"Result({text}; no test samples)"
-    final, worst = result.curve()[:, :, -1].mean(), result.worst_decile().mean()
-    who = {client for h in range(result.num_settings) for client in scored_clients(result, h)}
-    over = "" if len(who) == result.num_clients else f" over {named(sorted(who), names_of(result))}"
-    what = f"final mean {result.measure().label} {final:.4f}{over}, worst tenth {worst:.4f}"
-    remarks = [
-        one
-        for h in range(result.num_settings)
-        for one in (
+    finals, several = result.curve()[:, :, -1].mean(axis=0), result.num_settings > 1
+    best = int(np.nan_to_num(result.measure().toward(finals), nan=-np.inf).argmax())
+    names, worst = setting_names(result), result.worst_decile()[:, best].mean()
+    who = scored_clients(result, best)
+    over = "" if len(who) == result.num_clients else f" over {named(who, names_of(result))}"
+    what = f"final mean {result.measure().label} {finals[best]:.4f}{over}, worst tenth {worst:.4f}"
+    remarks = {
+        name: [
             *aggregation_remarks(result, h),
             *nonfinite_remarks(result, h),
             *privacy.remarks(result, h),
-        )
-    ]
-    return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
+        ]
+        for h, name in enumerate(names)
+    }
+    lines = [line.removesuffix(".") for line in grouped(remarks, "all settings")]
+    lines = lines if several else remarks[names[0]]
+    what = f"best on test {names[best]}: {what}" if several else what
+    return f"Result({'; '.join([text, what, *lines])})"
 
 
 def summary(result: ResultScores, setting: int) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def checked(function: F) -> F:
         stated = {k: v for k, v in function.__annotations__.items() if k != "return"}
         holder = types.SimpleNamespace(__annotations__=stated)
         found = typing.get_type_hints(holder, function.__globals__)
-        arrays = set(typing.get_args(ArrayLike))  # not checked: np.asarray decides
-        return {k: v for k, v in found.items() if not arrays <= set(typing.get_args(v))}
+        # Arrays are not checked: np.asarray decides.
+        return {k: v for k, v in found.items() if not _arrays() <= {v, *typing.get_args(v)}}
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -72,7 +72,7 @@ def checked(function: F) -> F:
                 numbers = {k: _without_array(v, most=0) for k, v in value.items()}
                 bound.arguments[name] = numbers
             elif name in hints():
-                bound.arguments[name] = _checked(name, value, hints()[name])
+                bound.arguments[name] = _checked(name, value, hints())
         try:
             bound = signature.bind(*bound.args, **bound.kwargs)
         except TypeError as error:
@@ -134,18 +134,27 @@ def _misfit(
     return InputError(f"{function}(): {error}. It takes {', '.join(names) or 'none'}.")
 
 
-def _checked(name: str, value: Any, hint: Any) -> Any:
+def _arrays() -> set[Any]:
+    """Return the parts of `ArrayLike`, which is a name without parts from NumPy 2.5 on."""
+    return {*typing.get_args(ArrayLike)} or {ArrayLike}
+
+
+def _checked(name: str, value: Any, hints: Mapping[str, Any]) -> Any:
     """Return a value of the annotated type, converted from an array if that is what it takes.
 
     Raises:
-      InputError: it is of another type.
+      InputError: it is of another type, perhaps that of another argument.
     """
+    hint = hints[name]
     if is_bearable(value, hint, conf=CONF):
         return value
     plain = _without_arrays(value)
     if is_bearable(plain, hint, conf=CONF):
         return plain
-    raise refused(name, value, in_words(hint))
+    ours = [one for one, kind in hints.items() if getattr(kind, "__name__", "") in SOURCES]
+    swapped = any(isinstance(value, hints[one]) for one in ours)
+    order = f" (the order is {', '.join(ours)})" if swapped else ""
+    raise refused(name, value, in_words(hint) + order)
 
 
 def _without_arrays(value: Any) -> Any:
@@ -167,8 +176,8 @@ def in_words(hint: Any) -> str:
     """Return what an annotation allows, as error messages say it, such as "text or None"."""
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        arrays = typing.get_args(ArrayLike)
-        if set(arrays) <= set(of):
+        arrays = _arrays()
+        if arrays <= set(of):
             of = (np.ndarray, *(one for one in of if one not in arrays))
         *most, last = dict.fromkeys(map(in_words, of))
         return f"{', '.join(most)} or {last}" if most else last

@@ -109,7 +109,8 @@ def test_sweep_over_the_rate_of_one_algorithm(tmp_path, capsys):
     assert pfl.Result.load(folder / "results" / "fedavg").training["batch_size"] == 10
     args = flags.parse(["run", f"--settings_from={folder}"])
     own = args.training_of["local"].get("learning_rate", args.learning_rate)
-    assert f"--set=local.learning_rate={own:g}" in (folder / "settings.flags").read_text()
+    text = (folder / "settings.flags").read_text()
+    assert f"--set=local.learning_rate={own:g}" in text and "Give --import_file again" in text
 
 
 def test_own_training_over_the_grid():

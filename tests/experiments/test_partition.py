@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from experiments.cli.data_flags import partition_summary
 from experiments.partition import main
 from tests.experiments.small_runs import assert_refused
 
@@ -34,6 +36,16 @@ def test_one_partition(tmp_path, capsys):
     again = tmp_path / "again"
     assert call(f"--partition_file={out / 'partition.npz'}", f"--output_dir={again}") == 0
     assert json.loads((again / "partition.json").read_text())["hash"] == facts["hash"]
+
+
+def test_official_test_samples_that_are_dealt_anew_are_said():
+    x, y = np.zeros((60, 2), np.float32), np.arange(60) % 2
+    for given, told in (((x, y, x, y), 1), ((x, y), 0)):
+        data = pfl.dataset_from_arrays("mine", *given)
+        for rule, pooled in (("dirichlet", told), ("iid", 0)):
+            partition = pfl.make_partition(rule, data, num_clients=2, seed=0)
+            text = partition_summary(partition, data)
+            assert text.count("\ntest_split=pooled: the official test samples are") == pooled
 
 
 @pytest.mark.costly

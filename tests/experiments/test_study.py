@@ -87,7 +87,7 @@ def test_text_of_a_study(finished):
     assert "Accuracy %: mean over 3 of 4 clients after the last round" in text
     assert "|  | no attack | sign flip |" in text
     assert "fedavg, median: aggregator median." in text
-    assert "sign flip. All rows: 1 of 4 clients is Byzantine" in text
+    assert "sign flip, all rows: 1 of 4 clients is Byzantine" in text
     latex = (finished / "study.tex").read_text()
     assert r"\caption{Accuracy \%: mean over 3 of 4 clients after the last round}" in latex
     assert r"\includegraphics[width=\linewidth]{study.png}" in latex

@@ -49,7 +49,7 @@ def test_rows_over_different_clients_or_data():
     assert "Mean over" not in ranking.table(same).to_markdown()
     assert len(ranking.footnotes(same)) == 1
     both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
-    assert ranking.footnotes(both)[:3] == ["All rows: x.", "a=1: y0.", "a=2: y1."]
+    assert ranking.footnotes(both)[:3] == ["All settings: x.", "a=1: y0.", "a=2: y1."]
 
 
 def test_copies_after_a_further_local_training():

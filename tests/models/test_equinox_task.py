@@ -115,6 +115,16 @@ class Plain(eqx.Module):
         return self.layer(x)
 
 
+class Switched(Plain):
+    def __call__(self, x, training=False):
+        return self.layer(x)
+
+
+def test_a_flag_that_nothing_sets_is_refused():
+    with pytest.raises(pfl.InputError, match=r"^__call__ takes 'training', .* field 'inference'"):
+        federation(Switched(eqx.nn.Linear(4, 3, key=jax.random.key(0))), head="layer")
+
+
 def test_two_rounds():
     net = Net(jax.random.key(3))
     for model, head in ((net, None), (Plain(eqx.nn.Linear(4, 3, key=jax.random.key(0))), "layer")):

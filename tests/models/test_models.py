@@ -142,9 +142,23 @@ def silent(params, x):
     raise ValueError
 
 
+class Switched(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not training)(x))
+
+
+class Needy(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic):
+        return nn.Dense(3)(nn.Dropout(0.5)(x, deterministic))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (Switched(), r"^__call__ takes 'training', which nothing sets: name it 'train' \(true wh"),
+        (Needy(), "^__call__ takes 'deterministic', which nothing sets: name it 'train'"),
         ("cnm", r"Unknown model 'cnm'. Did you mean 'cnn'\? One of your own is known once"),
         ("cnn", "Model 'cnn' takes images .* Use 'mlp'"),
         (

@@ -132,6 +132,16 @@ def test_batch_statistics_that_count_padding_are_noted():
     assert PADDED not in notes(Net, drop_last=True) + notes(Masked) + federation(Net).notes
 
 
+class Switched(Net):
+    def __call__(self, x, deterministic: bool):
+        return super().__call__(x)
+
+
+def test_a_flag_that_nothing_sets_is_refused():
+    with pytest.raises(pfl.InputError, match=r"^__call__ takes 'deterministic', .* it 'train'"):
+        federation(Switched)
+
+
 class Counting(nnx.Module):
     def __init__(self, rngs):
         self.head = nnx.Linear(4, 3, rngs=rngs)

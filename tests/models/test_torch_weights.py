@@ -192,7 +192,7 @@ def test_layers_of_one_side_only():
 
 def test_an_order_that_can_not_be_told_is_asked_for():
     with pytest.raises(
-        pfl.InputError, match=r"give from_torch\(flattened=\{'o': \(height, width, "
+        pfl.InputError, match=r"from_torch\(flattened=\{'o': \(height, .*, or \{'o': \(\)\} if"
     ):
         pfl.models.from_torch(STATE, Net(), SHAPE)
     # Its columns come one after the other, each with its channels: here that is [1, 2, 3] flat.

@@ -183,7 +183,11 @@ def test_clients_that_hardly_mix_are_said_to_train_locally():
     result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(**options), 2, settings=own)
     text = "mean self-weight 0.960 in the last rounds: nearly local training"
     assert text not in row_remarks(result, 0) and text in row_remarks(result, 1)
-    assert text in result.table() and text in result.summary(1)["remarks"] and text in repr(result)
+    assert (
+        text in result.table()
+        and text in result.summary(1)["remarks"]
+        and f"=0.96: {text}" in repr(result)
+    )
     rounds = np.array([0.0] * 18 + [0.97, 0.99])
     late = {"self_weight": np.broadcast_to(rounds[:, None], (1, 2, 20, 6))}
     late = replace(result, clients=result.clients | late)
@@ -233,4 +237,4 @@ def test_remarks_of_columns():
     """Those of all columns name none."""
     said = {("local", "a"): ["drift", "one"], ("ours", "a"): ["drift"], ("local", "b"): ["one"],
             ("ours", "b"): []}  # fmt: skip
-    assert grouped_by_column(said) == ["a. All rows: drift.", "local: one."]
+    assert grouped_by_column(said) == ["a, all rows: drift.", "local: one."]

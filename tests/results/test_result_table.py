@@ -11,7 +11,7 @@ from scipy import stats
 import fedjax_pfl as pfl
 from fedjax_pfl.results.intervals import half_width, interval, interval_note
 from fedjax_pfl.results.plots import mixing_heatmaps
-from fedjax_pfl.results.result_table import named_settings
+from fedjax_pfl.results.result_table import named_settings, setting_names
 from fedjax_pfl.testing.toys import toy_federation
 
 PAGE = (Path(__file__).parents[2] / "docs/results.md").read_text(encoding="utf-8")
@@ -144,6 +144,14 @@ def test_settings_that_score_different_clients(result):
     assert "Mean over client 0 of 5." in alone.table().split("\n\n")
     assert "over client 0, worst tenth" in repr(alone)
     assert " over " not in repr(result)
+
+
+def test_one_line_names_the_best_setting_and_those_of_its_remarks(result):
+    means = result.curve()[:, :, -1].mean(axis=0)
+    text, names = repr(result), setting_names(result)
+    assert f"best on test {names[means.argmax()]}: final mean accuracy {means.max():.4f}" in text
+    alone = result.select(top_k=int(result.settings["top_k"][0]))
+    assert "best on test" not in repr(alone) and f"accuracy {means[0]:.4f}" in repr(alone)
 
 
 def test_one_seed_has_no_interval(result):

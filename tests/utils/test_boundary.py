@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NewType
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.models.task import as_task
 from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils import boundary
 from fedjax_pfl.utils.boundary import checked
 
 ALGORITHM = pfl.make_algorithm("fedavg")
@@ -98,6 +100,8 @@ def test_arrays_are_taken_for_numbers_and_lists():
             r"columns must be a dict \(each value an array\) or None, got 'c'",
         ),
         (lambda: pfl.simulate("fedavg", 3, 1), r"algorithm .* make_algorithm\('fedavg'\) gives"),
+        (lambda: pfl.simulate(FEDERATION, ALGORITHM, 1), "order is algorithm, federation., got"),
+        (lambda: pfl.core.algorithm(Unregistered), "as in @core.algorithm.'its_name'., got"),
         (lambda: pfl.simulate(ALGORITHM, 3, 1), r"federation must be a Federation, .* got 3"),
         (lambda: pfl.simulate(ALGORITHM, FEDERATION, 1, lr=1), "'lr'. Options of .*pfl.federate"),
         (lambda: pfl.compile_all(3), r"simulations must be a list \(each value a Simulation\)"),
@@ -115,6 +119,19 @@ def test_arrays_are_taken_for_numbers_and_lists():
 def test_public_functions_say_what_they_take(call, message):
     with pytest.raises(pfl.InputError, match=message):
         call()
+
+
+def test_arguments_are_checked_where_numpy_gives_its_arrays_a_name(monkeypatch):
+    alias = NewType("ArrayLike", object)  # without parts, as NumPy's from 2.5 on
+    monkeypatch.setattr(boundary, "ArrayLike", alias)
+
+    @checked
+    def mean(values: alias, bins: alias | None = None, parts: int | None = None):
+        return values, bins
+
+    assert mean("a", 3) == ("a", 3)
+    with pytest.raises(pfl.InputError, match="parts must be a whole number or None, got 'a'"):
+        mean([0.0], parts="a")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,10 @@ def load_table(
     files = table_files(data_dir, ENDINGS)
     if not files.train:
         if data_dir.is_dir():
-            raise InputError(f"{data_dir} lacks train.csv or train.parquet.")
+            raise InputError(
+                f"{data_dir} lacks train.csv or train.parquet: join the files of several clients, "
+                "with a column for --partition=by_column."
+            )
         raise InputError(f"No table {data_dir}: give a file .csv or .parquet, or a folder.")
     paths = [*files.train, *files.held_out]
     if paths[0].suffix.casefold() not in ENDINGS:

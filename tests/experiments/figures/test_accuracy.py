@@ -57,6 +57,12 @@ def test_best_so_far_never_falls(found, metrics):
     assert title.startswith("personalized model, test samples, best so far, mean over clients;")
 
 
+def test_clients_of_another_partition_are_not_the_same_ones(found):
+    drawn = accuracy.by_round([found["main", "local"], found["iid", "fedavg"]])
+    title = drawn.figure.get_suptitle().replace("\n", " ")
+    assert "mean over clients, not the same ones in all runs" in title
+
+
 def test_all_are_scored_by_whom_an_algorithm_serves(found):
     """Weight Erosion serves client 1: beside it the others' lines are those of client 1, too."""
     runs = [found["main", "local"], found["main", "weight_erosion"]]
