@@ -225,7 +225,7 @@ def pivoted(
     frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
     data = {renamed(c): str(run.settings[DATASET]) for run, c in zip(runs, at, strict=True)}
     hidden = _hidden_settings(runs, choice, names, differ)
-    over = describe_clients(runs, chosen, average)
+    over = describe_clients(runs, chosen, average, across=True)
     made = Pivot(frame, spread, [], over, measure, data, hidden=hidden)
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped_by_column(remarks), *mixed_code(pooled.values())])

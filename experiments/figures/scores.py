@@ -91,11 +91,12 @@ def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
 
 
 def describe_clients(
-    runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients"
+    runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients", across: bool = False
 ) -> str:
-    """Describe the averaged clients for a title."""
+    """Describe the averaged clients for a title; runs `across` data sets differ in clients."""
     same = all(np.array_equal(one, rows[0]) for one in rows)
-    same = same and all(same_data(runs[0], run) for run in runs)
+    same = same and len({run.num_clients for run in runs}) == 1
+    same = same and (across or all(same_data(runs[0], run) for run in runs))
     if not same:
         return f"mean over {average}, not the same ones in all runs"
     if len(rows[0]) == 1:
