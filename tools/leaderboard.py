@@ -23,6 +23,7 @@ from tools import leaderboard_findings as findings
 from tools.benchmark.cases import of_fedavg
 from tools.leaderboard_board import (
     Board,
+    chosen_moment,
     edges,
     harmed,
     harmed_by_seed,
@@ -30,7 +31,7 @@ from tools.leaderboard_board import (
     scores,
     without_effect,
 )
-from tools.leaderboard_cells import FIRST, MOMENTS, kept, rows, tasks
+from tools.leaderboard_cells import FIRST, MOMENTS, Cell, kept, rows, tasks
 from tools.leaderboard_findings import PAPERS, listed
 
 CIFAR = "CIFAR-10 (JPEG, 125 images, `cnn`, one local epoch)"
@@ -60,7 +61,7 @@ TIMINGS = "timings.json"
 TEXT = """\
 # Leaderboard
 
-![Left: mean ranks. Right: accuracy by time of a round.](ranks.png)
+![Left: mean ranks. Right: accuracy by time of a round, in FedAvg's.](ranks.png)
 
 *{count} rows in {settings} settings, all tuned by the same rule. Left, and named right: the first
 {few}, the last, and in orange the papers' methods and three baselines.*
@@ -74,8 +75,9 @@ round. *Chosen* takes whichever of the two is better on validation samples. The 
 {settings_table}
 
 *Clearly*: the 95 % interval of the difference over three seeds, paired by seed, excludes 0. It is
-not corrected for the number of rows: chance alone makes about {chance:.0f} of {count} clear. Twenty
-rounds do not converge everywhere: {slowest}. Ranks reward algorithms that are fast.
+not corrected for the number of rows: chance alone makes about {chance:.0f} of {count} clear on
+each side. Twenty rounds do not converge everywhere: {slowest}. Ranks reward algorithms that are
+fast.
 
 {near_local}
 
@@ -83,9 +85,10 @@ rounds do not converge everywhere: {slowest}. Ranks reward algorithms that are f
 
 Of the first {few}, {trained} are chosen as trained in most settings.
 
+**Another draw of clients.** {redrawn} Intervals are of seeds, with one partition for all of them.
+
 Settings that deal the samples of one data set differently are no independent tasks: true p-values
-are larger. Intervals are of seeds, not of other partitions. {redrawn} Not shown are other networks,
-and what is [not in the table](#not-in-the-table).
+are larger. Not shown are other networks, and what is [not in the table](#not-in-the-table).
 
 ## How it was measured
 
@@ -116,13 +119,14 @@ partition, longer runs and CIFAR-10.
 ## The papers' claims
 
 Each paper's main table has its method above these rivals in more columns than below them, of those
-with skewed labels. {alone} marks settings in which its clients nearly train alone. Here it is:
+with skewed labels. {alone} marks settings in which its clients nearly train alone. Here, of means:
 
 {claims}
 
 ## All rows
 
-Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Worst: the worst tenth
+Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Trained in: settings in
+which *chosen* is the trained model. Worst: the worst tenth
 of clients. Harmed: percent of [pairs](../comparing.md#harmed-clients) of client and seed that are
 worse by more than a standard error, of the model as received and as trained, than `local` as
 received and than FedAvg's trained model; another seed of the same row harms {harmed}. MB: up
@@ -131,6 +135,8 @@ third it is noise); Compile: seconds, on {machine}. Self-weight: range over the 
 mean weight on their own models in the last rounds, of *chosen*, where recorded.{remarks}
 
 {overall}
+
+In the next tables t marks trained models that are *chosen*, and a star intervals beyond 100 %.
 
 {by_setting}
 
@@ -194,8 +200,9 @@ def timings(folder: Path) -> Timings:
 
 def overall(board: Board, measured: Timings) -> Table:
     """Return the table of means over settings, with the benchmark's times."""
-    heading = ["Algorithm", "Rank", "Range", "Received", "Trained", "Chosen", "Worst, received",
-               "Worst, trained", "Received, harmed vs `local`", "Trained, harmed vs `local`",
+    heading = ["Algorithm", "Rank", "Range", "Trained in", "Received", "Trained", "Chosen",
+               "Worst, received", "Worst, trained", "Received, harmed vs `local`",
+               "Trained, harmed vs `local`",
                "Received, harmed vs FedAvg trained", "Trained, harmed vs FedAvg trained",
                "Self-weight", "MB", "Round", "Compile"]  # fmt: skip
     ranking, body = board.ranking("chosen", board.names, board.settings), []
@@ -214,6 +221,7 @@ def overall(board: Board, measured: Timings) -> Table:
         body.append([
             f"[`{name}`](../algorithms/{name}.md){' *' * board.changed(name)}",
             f"{ranks.mean():.1f}", f"{ranks.min():.0f}-{ranks.max():.0f}",
+            str(sum(chosen_moment(one) == "trained" for one in own)),
             *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
             MISSING if np.isnan(itself).all() else
             f"{np.nanmin(itself):.2f}-{np.nanmax(itself):.2f}",
@@ -232,9 +240,17 @@ def by_setting(board: Board, moment: str) -> Table:
     for name in (*board.names, *others):
         cells = [board.scored_cell(s, name) for s in board.finished]
         if any(cells):
-            shown = [mean_with_interval(scores(one, moment)) if one else MISSING for one in cells]
+            shown = [
+                mean_with_interval(scores(one, moment)) + marked(one, moment) if one else MISSING
+                for one in cells
+            ]
             body.append([f"`{name}`", *shown])
     return Table.of_cells(["Algorithm", *(SETTINGS[s][0] for s in board.finished)], body)
+
+
+def marked(cell: Cell, moment: str) -> str:
+    """Return the mark of a trained model that is *chosen*, or ""."""
+    return " t" * (moment == "chosen" and chosen_moment(cell) == "trained")
 
 
 def absent(board: Board) -> str:
@@ -284,7 +300,8 @@ def write(folder: Path, board: Board) -> None:
         machine=measured.machine,
         overall=overall(board, measured).to_markdown(),
         by_setting="\n\n".join(f"### {moment.capitalize()}\n\n"
-                               f"{by_setting(board, moment).to_markdown()}" for moment in MOMENTS),
+                               f"{by_setting(board, moment).to_markdown()}"
+                               for moment in findings.WAYS),
     )  # fmt: skip
     ranking = board.ranking("chosen", names, board.settings)
     leaderboard_pictures.picture(

@@ -177,7 +177,7 @@ def without_effect(board: Board) -> str:
         outcomes = set(zip(cell.tried["learning_rate"], *scored, strict=True))
         found[name] += len(cell.tried) > 1 and len(outcomes) == len({one for one, *_ in outcomes})
     lines = [f"`{name}` ({count})" for name, count in found.items() if count]
-    return (f"What is tuned beside the learning rate changes no validation score in so many "
+    return (f"Rows whose own hyperparameter changes no validation score, with the number of "
             f"settings: {', '.join(lines) or 'none'}.")  # fmt: skip
 
 

@@ -17,14 +17,12 @@ from tools.leaderboard_cells import MOMENTS, REDRAWN, rows
 PAPERS = {"feddwa": ("feddwa/1", ""), "waffle": ("waffle/1", ""), "cwfedavg": ("cwfedavg/1", ""),
           "spfl": ("spfl/1", "noniid"), "plga": ("plga/2", "client"), "pfedla": ("pfedla/1", ""),
           "heurpfedla": ("pfedla/1", "")}  # fmt: skip
-SAME = {"fedavg_sync": "fedavg"}  # without late clients
 NOTES = {
     "feddwa": "The authors' code scores models as received.",
     "waffle": "Its paper scores the server's model, as received.",
     "cwfedavg": "The authors' code scores models as received. Its FedAMP is local training.",
     "spfl": "The authors' code prints both moments.",
-    "plga": "Its paper is about late clients. None is late here: its server is FedAvg, and its "
-    "models are scored after training.",
+    "plga": "Its paper is about late clients, and none is late here.",
     "pfedla": "Its paper does not state the moment.",
     "heurpfedla": "Its paper does not state the moment.",
 }
@@ -94,8 +92,7 @@ def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
 
 
 def redrawn(board: Board, titles: Mapping[str, str]) -> str:
-    """Return whether the order of rows holds with another draw of a partition, as *chosen*; "" if
-    none was drawn again."""
+    """Return whether the order of rows holds with another draw of a partition, as *chosen*."""
     found = []
     for again in [s for s in board.finished if s.startswith(REDRAWN)]:
         once = again.removeprefix(REDRAWN)
@@ -115,7 +112,7 @@ def redrawn(board: Board, titles: Mapping[str, str]) -> str:
             f"pairs of {len(names)} rows keep their order; of {len(clear)} that were clearly "
             f"ordered, {same} are so again and {turned} clearly the other way."
         )
-    return " ".join(found)
+    return " ".join(found) or "Not measured."
 
 
 def near_local(board: Board) -> str:
@@ -161,7 +158,7 @@ def rivals(name: str) -> list[str]:
         and sum(np.sign(own.paper[k] - one.paper[k]) for k in columns
                 if not np.isnan(own.paper[k] - one.paper[k])) > 0
     ]  # fmt: skip
-    return list(dict.fromkeys(SAME.get(one, one) for one in found))
+    return list(dict.fromkeys(found))
 
 
 def claims(board: Board, titles: Mapping[str, str]) -> str:
@@ -171,11 +168,11 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
         settings, every = [s for s in board.settings if board.scored_cell(s, name)], rivals(name)
         run = [one for one in every if settings
                and all(board.scored_cell(s, one) for s in settings)]  # fmt: skip
-        if not run:
-            continue
+        absent = [one for one in every if one not in run]
+        those = [listed(run)] * bool(run) + [f"not {listed(absent)}"] * bool(absent)
         text = (f"- [`{name}`](../algorithms/{name}.md), {len(run)} of {len(every)} rivals run "
-                f"({listed(run)}).")  # fmt: skip
-        for moment in WAYS:
+                f"({'; '.join(those)}).")  # fmt: skip
+        for moment in WAYS if run else ():
             own = {s: scores(board.cells[s, name], moment) for s in settings}
             theirs = {s: {one: scores(board.cells[s, one], moment) for one in run}
                       for s in settings}  # fmt: skip
@@ -188,8 +185,8 @@ def claims(board: Board, titles: Mapping[str, str]) -> str:
                     for k in sorted({*times.values()}, reverse=True)]  # fmt: skip
             where = [titles[s] + ALONE * trains_alone(board, s, name, moment) for s in won]
             text += (
-                f" *{moment.capitalize()}*: above all in {len(won)} of {len(settings)} settings"
-                f"{bracketed(where)}, clearly in {len(clear)}; clearly below one in "
+                f" *{moment.capitalize()}*: above all of them in {len(won)} of {len(settings)} "
+                f"settings{bracketed(where)}, clearly in {len(clear)}; clearly below one in "
                 f"{sum(map(bool, ahead.values()))}"
                 f"{bracketed(most)}."
             )
