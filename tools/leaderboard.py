@@ -35,6 +35,7 @@ from tools.leaderboard_cells import FIRST, MOMENTS, Cell, kept, rows, tasks
 from tools.leaderboard_findings import PAPERS, listed
 
 CIFAR = "CIFAR-10 (JPEG, 125 images, `cnn`, one local epoch)"
+NORM = "`pfedla_lenet_bn`, a small CNN with batch normalization"
 SETTINGS = {
     "dirichlet": ("Dirichlet", "Fashion-MNIST, 20 clients, Dir(0.1) over classes"),
     "grouped": ("Grouped", "Fashion-MNIST, 20 clients in four groups, 80 % of their samples of the "
@@ -54,6 +55,8 @@ SETTINGS = {
                              "each"),
     "cifar10_sampled": ("CIFAR-10, 100 clients, sampled", f"{CIFAR}, 100 clients, Dir(0.5); a "
                         "fifth takes part in each round"),
+    "normalized_features": ("Feature shift, batch norm", f"as Feature shift; {NORM}"),
+    "normalized_cifar10": ("CIFAR-10, batch norm", f"as CIFAR-10, pathological; {NORM}"),
 }  # fmt: skip
 FEW = 12  # of the best, in the picture
 BASELINES = ("local", "fedavg", "fedavg_ft")
@@ -66,11 +69,14 @@ TEXT = """\
 *{count} rows in {settings} settings, all tuned by the same rule. Left, and named right: the first
 {few}, the last, and in orange the papers' methods and three baselines.*
 
+A model is scored as the client *received* it, and when a copy has been *trained* for one more
+round. *Chosen* takes whichever of the two is better on validation samples.
+
+{in_short}
+
 ## What may be concluded
 
-A model is scored as the client *received* it, and when a copy has been *trained* for one more
-round. *Chosen* takes whichever of the two is better on validation samples. The table shows
-*chosen*, and both moments of FedAvg.
+The table shows *chosen*, and both moments of FedAvg.
 
 {settings_table}
 
@@ -114,7 +120,7 @@ are larger. Not shown are other networks, and what is [not in the table](#not-in
 Clients have at most 300 samples, of which a fifth is for validation, and 300 test samples (100 with
 100 clients and with texts). The network is an `mlp` with one hidden layer where no other is named;
 it trains for 20 rounds of two local epochs. {first} rows have further settings: another draw of a
-partition, longer runs and CIFAR-10.
+partition, longer runs and CIFAR-10; {normalized}, networks with batch normalization.
 
 ## The papers' claims
 
@@ -259,7 +265,7 @@ def absent(board: Board) -> str:
     errors = {name: f"{s}: {one.error}" for (s, name), one in board.cells.items()
               if one.error and s in board.settings}  # fmt: skip
     lines += [f"- `{name}`: {text}" for name, text in errors.items()]
-    asked = dict.fromkeys(one.algorithm for one in board.tasks)
+    asked = dict.fromkeys(one.algorithm for one in board.tasks if one.setting in board.settings)
     later = [name for name in asked if name not in (*board.names, *errors)]
     old = list(filter(board.changed, board.names))
     groups = ("Not complete yet", later), ("Measured before their changes, marked *", old)
@@ -281,12 +287,14 @@ def write(folder: Path, board: Board) -> None:
     received = {s: scores(board.cells[s, "fedavg"], "received").mean() for s in board.settings}
     slowest = min(received, key=received.__getitem__)
     text = TEXT.format(
+        normalized=findings.listed([name for name, row in rows().items() if row.normalized]),
         few=FEW, first=FIRST, count=len(names), settings=len(board.settings),
         chance=(len(names) - 1) / 40,
         slowest=f"as received, FedAvg is at {received[slowest]:.0f} % ({titles[slowest]})",
         harmed=f"{min(harms.values()):.0f} to {max(harms.values()):.0f}, of `local` as received "
                f"{harms['local', 'received']:.0f}",
         spent=sum(one.cpu_seconds for one in board.cells.values()) / 3600,
+        in_short=findings.in_short(board, titles),
         settings_table=findings.by_setting(board, titles).to_markdown(), alone=findings.ALONE,
         near_local=findings.near_local(board), tests=findings.rank_tests(board, titles),
         redrawn=findings.redrawn(board, titles),

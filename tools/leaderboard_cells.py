@@ -26,7 +26,8 @@ MOMENTS = {"received": PERSONALIZED, "trained": TRAINED}
 SEED, SEEDS = 0, 3  # of the tuning; of the scores, which follow it
 FIRST = 25  # rows that are run in further settings too, whose names begin so:
 REDRAWN = "redrawn_"  # a setting of all rows, with another draw of its partition
-FURTHER = (REDRAWN, "long_", "cifar10_")
+NORMALIZED = "normalized_"  # of the rows with this mark
+FURTHER = (REDRAWN, "long_", "cifar10_", NORMALIZED)
 NEAR = 10 ** (1 / 6)  # a third of the way between rates of 0.01, 0.03, 0.1
 
 
@@ -40,7 +41,8 @@ class Row:
       more: other hyperparameters, NAME=VALUE.
       factor: of the learning rates.
       note: what a reader of its numbers should know.
-      out: why the algorithm is not run; "" if it is.
+      out: why the algorithm is not run in the settings of all rows; "" if it is.
+      normalized: it is run where networks have batch normalization.
     """
 
     algorithm: str
@@ -50,6 +52,7 @@ class Row:
     factor: float = 1.0
     note: str = ""
     out: str = ""
+    normalized: bool = False
 
     def settings(self) -> list[str]:
         """Return its hyperparameters that are not tuned, as of --set."""
@@ -74,13 +77,14 @@ def rows() -> dict[str, Row]:
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     found = {
         name: Row(name, one.pop("grid", ""), one.pop("from", ""), tuple(one.pop("with", ())),
-                  one.pop("rates", 1.0), one.pop("note", ""), one.pop("out", ""))
+                  one.pop("rates", 1.0), one.pop("note", ""), one.pop("out", ""),
+                  one.pop("normalized", False))
         for name, one in table.items()
     }  # fmt: skip
     other = sorted(found.keys() ^ set(pfl.core.ALGORITHMS)) + [n for n, one in table.items() if one]
     if other:
-        raise pfl.InputError(f"{TABLE.name} must have grid, from, with, rates, note and out of "
-                             f"each algorithm: see {other[0]}.")  # fmt: skip
+        raise pfl.InputError(f"{TABLE.name} must have grid, from, with, rates, note, out and "
+                             f"normalized of each algorithm: see {other[0]}.")  # fmt: skip
     for name, row in found.items():
         key, values = name_and_value("grid", row.grid) if row.grid else ("", "")
         for value in values.split(","):
@@ -124,13 +128,16 @@ def explicit(config: ExperimentConfig) -> list[str]:
 def tasks() -> list[Task]:
     """Return all cells that the leaderboard has: those of the first rows in the settings of all
     rows, those of the other rows there, and those of the further settings."""
+    run = [row for row in rows().values() if not row.out]
     preset, found = ["study", f"--preset={PRESET}"], []
     for column in study.parts("setting", flags.parse(preset, study.define).setting):
         words = [*preset, *column.words, f"--seed={SEED}", "--num_seeds=1"]
         config = flags.parse(words, study.define)
         (rates,) = last_of_each([setting_of(word) for word in config.grid])
-        run = [row for row in rows().values() if not row.out]
-        for row in run[:FIRST] if column.name.startswith(FURTHER) else run:
+        chosen = run[:FIRST] if column.name.startswith(FURTHER) else run
+        if column.name.startswith(NORMALIZED):
+            chosen = [row for row in rows().values() if row.normalized]
+        for row in chosen:
             own = config.replace(algorithms=[row.algorithm], set=row.settings())
             grids = [f"--grid={word}" for word in row.grids(rates.partition("=")[2])]
             found.append(Task(row.algorithm, column.name, (*explicit(own), *grids)))

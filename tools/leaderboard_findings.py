@@ -11,7 +11,7 @@ from fedjax_pfl.results.intervals import interval
 from fedjax_pfl.results.notes import LOCAL
 from fedjax_pfl.results.table import Table
 from tools.leaderboard_board import Board, chosen_moment, of_moment, scores
-from tools.leaderboard_cells import MOMENTS, REDRAWN, rows
+from tools.leaderboard_cells import MOMENTS, NORMALIZED, REDRAWN, rows
 
 # The table of each paper's method, and what is in the names of its columns of skewed labels.
 PAPERS = {"feddwa": ("feddwa/1", ""), "waffle": ("waffle/1", ""), "cwfedavg": ("cwfedavg/1", ""),
@@ -65,10 +65,29 @@ def by_setting(board: Board, titles: Mapping[str, str]) -> Table:
     )  # fmt: skip
 
 
+def in_short(board: Board, titles: Mapping[str, str]) -> str:
+    """Return the first rows by mean rank, and the settings in which few are above `local`."""
+    ranks = {moment: board.ranking(moment, board.names, board.settings) for moment in WAYS}
+    first = {moment: board.names[one.mean_ranks.argmin()] for moment, one in ranks.items()}
+    means, reach, found = ranks["chosen"].mean_ranks, ranks["chosen"].critical_difference(), []
+    times = sum(chosen_moment(board.cells[s, first["chosen"]]) == "trained" for s in board.settings)
+    for s in board.settings:
+        local = scores(board.cells[s, "local"], "chosen")
+        above = [clearly_above(scores(board.cells[s, one], "chosen"), local) for one in board.names]
+        found += [titles[s]] * (10 * sum(above) < len(above))
+    return (
+        f"First by mean rank is `{first['chosen']}`, *chosen* as trained in {times} of "
+        f"{len(board.settings)} settings; {(means > means.min() + reach).sum()} of the "
+        f"{len(board.names) - 1} other rows can be told apart from it. As received the first is "
+        f"`{first['received']}`, as trained `{first['trained']}`. Less than a tenth of the rows "
+        f"are clearly above `local` in {', '.join(found) or 'no setting'}."
+    )
+
+
 def rank_tests(board: Board, titles: Mapping[str, str]) -> str:
     """Return what tests say of the ranks, a paragraph for each moment and group of settings."""
     found = []
-    more = [s for s in board.finished if not s.startswith(REDRAWN)]
+    more = [s for s in board.finished if not s.startswith((REDRAWN, NORMALIZED))]
     groups = [board.settings, *[more] * (len(more) > len(board.settings))]
     for settings, moment in itertools.product(groups, WAYS):
         names = board.scored(settings)

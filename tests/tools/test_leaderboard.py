@@ -62,7 +62,7 @@ def test_the_table_has_every_algorithm_with_values_that_it_takes(tmp_path, monke
     assert Row("local").grids("0.01,0.1") == ["learning_rate=0.0068,0.01,0.015,0.068,0.1,0.15"]
     text = leaderboard_cells.TABLE.read_text()
     for wrong, said in (
-        (text.replace("[fedavg]\n", ""), "each algorithm: see fedavg"),
+        (text.replace("[fedavg]\nnormalized = true\n", ""), "each algorithm: see fedavg"),
         (text.replace("epochs=2,4,8", "epochs=0,4,8"), "guidance_epochs"),
         (text.replace("guidance_epochs=2", "guidanceepochs=2"), "guidance_epochs"),
         (text.replace('from = "paper, Figure 3', 'form = "paper'), "see feddwa"),
@@ -78,7 +78,8 @@ def test_tasks_are_the_presets_settings_one_after_the_other():
     settings = list(dict.fromkeys(one.setting for one in tasks))
     assert settings == list(leaderboard.SETTINGS)
     assert [tasks[25].setting, tasks[25 * 7].algorithm] == ["grouped", "ifca"]  # first, 25 rows
-    assert [one.setting for one in tasks[-25:]] == ["cifar10_sampled"] * 25
+    assert [one.setting for one in tasks if one.algorithm == "fedbn"] == settings[-2:]
+    assert [one.setting for one in tasks[-49:-24]] == ["cifar10_sampled"] * 25
     runs = [one for one in tasks if one.setting == "sampled"]
     assert [one.algorithm for one in runs] == [
         name for name, row in leaderboard_cells.rows().items() if not row.out
@@ -250,6 +251,10 @@ def test_the_page(tmp_path, monkeypatch):
     leaderboard.write(tmp_path, leaderboard_board.Board.of(found, TASKS + few))
     page = (tmp_path / "README.md").read_text()
     assert "Of the first 12, `fedavg` are chosen as trained" in page
+    short = "First by mean rank is `local`, *chosen* as trained in 0 of 5 settings; "
+    assert f"{short}1 of the 2 other rows can be told apart" in page
+    assert "As received the first is `local`, as trained `local`. Less than a tenth" in page
+    assert "above `local` in Dirichlet, Grouped, Pathological, 100 clients, sampled, Fea" in page
     assert "*3 rows in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 0 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
