@@ -27,6 +27,7 @@ from tools.leaderboard_board import (
     edges,
     harmed,
     harmed_by_seed,
+    of_moment,
     remarks,
     scores,
     without_effect,
@@ -103,7 +104,7 @@ are larger. Not shown are other networks, and what is [not in the table](#not-in
   default ([table]({table_file})). A row without one tries fifteen learning rates over the same
   range. Other hyperparameters have their defaults. Wider grids may improve the rows that mostly
   choose an [end](#ends-of-grids). Some values train longer than FedAvg does, such as 10
-  `head_epochs` or 20 `fine_tune_steps`; the times below are of defaults.
+  `head_epochs` or 20 `fine_tune_steps` (see *Steps*); the times below are of defaults.
 - **Moments.** Each has the combination that is best on its own validation samples. To train once
   more is a choice, and FedAvg has it as all others: plain SGD on the task's loss, without an
   algorithm's own terms and rules. In {other_moments}. What a client holds without the server, as of
@@ -132,13 +133,15 @@ with skewed labels. {alone} marks settings in which its clients nearly train alo
 ## All rows
 
 Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Trained in: settings in
-which *chosen* is the trained model. Worst: the worst tenth
-of clients. Harmed: percent of [pairs](../comparing.md#harmed-clients) of client and seed that are
-worse by more than a standard error, of the model as received and as trained, than `local` as
-received and than FedAvg's trained model; another seed of the same row harms {harmed}. MB: up
-and down, of a client in a round of the first setting. Round: its time divided by FedAvg's (within a
-third it is noise); Compile: seconds, on {machine}. Self-weight: range over the settings of clients'
-mean weight on their own models in the last rounds, of *chosen*, where recorded.{remarks}
+which *chosen* is the trained model. Worst: the worst tenth of clients. Harmed: percent of
+[pairs](../comparing.md#harmed-clients) of client and seed that are worse by more than a standard
+error, of the model as received and as trained, than `local` as received and than FedAvg's trained
+model; another seed of the same row harms {harmed}. Steps: minibatch gradients in a round of the
+first setting, of *chosen*, divided by FedAvg's, without what is done for scores alone, such as
+fine-tuning. MB: up and down, of a client in a round of the first setting. Round: its time divided
+by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Self-weight: range over
+the settings of clients' mean weight on their own models in the last rounds, of *chosen*, where
+recorded.{remarks}
 
 {overall}
 
@@ -210,7 +213,7 @@ def overall(board: Board, measured: Timings) -> Table:
                "Worst, received", "Worst, trained", "Received, harmed vs `local`",
                "Trained, harmed vs `local`",
                "Received, harmed vs FedAvg trained", "Trained, harmed vs FedAvg trained",
-               "Self-weight", "MB", "Round", "Compile"]  # fmt: skip
+               "Self-weight", "Steps", "MB", "Round", "Compile"]  # fmt: skip
     ranking, body = board.ranking("chosen", board.names, board.settings), []
     for k, name in enumerate(board.names):
         own = [board.cells[s, name] for s in board.settings]
@@ -231,11 +234,18 @@ def overall(board: Board, measured: Timings) -> Table:
             *(f"{number:.2f}" for number in line[:5]), *(f"{number:.0f}" for number in line[5:]),
             MISSING if np.isnan(itself).all() else
             f"{np.nanmin(itself):.2f}-{np.nanmax(itself):.2f}",
-            f"{own[0].mb_up + own[0].mb_down:.2f}",
+            steps(board, name), f"{own[0].mb_up + own[0].mb_down:.2f}",
             *(MISSING if name not in known else f"{known[name]:{form}}"
               for known, form in ((measured.rounds, ".2f"), (measured.compile, ".1f"))),
         ])  # fmt: skip
     return Table.of_cells(heading, body)
+
+
+def steps(board: Board, name: str) -> str:
+    """Return the local steps of *chosen* in the first setting, in FedAvg's, where they are kept."""
+    cells = (board.cells[board.settings[0], one] for one in (name, "fedavg"))
+    own, usual = (of_moment(one, "chosen").steps for one in cells)
+    return MISSING if own is None or not usual else f"{own / usual:.2f}"
 
 
 def by_setting(board: Board, moment: str) -> Table:

@@ -157,6 +157,7 @@ class Scores:
       accuracies: [S, N], of the clients' test samples; NaN without a model.
       self_weight: clients' mean weight on their own models in the last rounds; None if unknown.
       remarks: of the result on itself, such as "no cluster was split"; None if unknown.
+      steps: minibatch gradients of a client in a round, without those for scores; None if unknown.
     """
 
     chosen: dict[str, str]
@@ -164,6 +165,7 @@ class Scores:
     accuracies: list[list[float]]
     self_weight: float | None = None
     remarks: list[str] | None = None
+    steps: float | None = None
 
     @property
     def by_client(self) -> np.ndarray:

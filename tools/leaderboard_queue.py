@@ -96,6 +96,7 @@ def scored(
         np.round(result.values(MOMENTS[moment])[:, 0, -1].astype(float), 4).tolist(),
         None if own is None else round(own, 3),
         aggregation_remarks(result) + nonfinite_remarks(result),
+        result.computation()["local_steps_per_client_round"],
     )
 
 

@@ -28,7 +28,7 @@ TASKS = [Task(name, s, (f"--algorithms={name}",)) for s in SIX for name in NAMES
 def cell(task, received, trained, **more):
     """A cell with these accuracies of two clients in two seeds."""
     scores = {
-        name: Scores({"learning_rate": "0.1"}, "python", [list(ones), list(ones)])
+        name: Scores({"learning_rate": "0.1"}, "python", [list(ones), list(ones)], steps=24.0)
         for name, ones in (("received", received), ("trained", trained))
     }
     validation = {"received": [100 * received[0], 10.0], "trained": [float("nan"), 70.0]}
@@ -136,6 +136,7 @@ def test_the_queue_measures_what_is_missing(tmp_path, monkeypatch, capsys):
             scores.command
         )
         assert scores.by_client.shape == (3, 4) and (scores.by_client > 0.2).all()
+        assert scores.steps is not None and scores.steps > 1
     monkeypatch.setattr(sweep, "planned", lambda *_: pytest.fail("measured again"))
     assert leaderboard_queue.main(words) == 0
 
@@ -242,7 +243,8 @@ def test_the_page(tmp_path, monkeypatch):
     found |= {at: replace(one, revision="0.1") for at, one in found.items() if "features" in at}
     for at, one in found.items():
         if at[1] == "fedprox":
-            own = replace(one.scores["received"], self_weight=0.97, remarks=["a in 2 of 3", "b"])
+            said = {"self_weight": 0.97, "remarks": ["a in 2 of 3", "b"], "steps": 36.0}
+            own = replace(one.scores["received"], **said)
             found[at] = replace(one, scores={**one.scores, "received": own})
     ratios = [{"what": of_fedavg("fedprox"), "value": 2.4}]
     timings = {"timings": {"fedprox": {"prepare": 4.04}}, "machine": {"processor": "a CPU"}}
@@ -258,7 +260,7 @@ def test_the_page(tmp_path, monkeypatch):
     assert "*3 rows in 5 settings" in page and "Compile: seconds, on a CPU." in page
     row = next(line for line in page.splitlines() if line.startswith("| [`fedprox`]"))
     assert "md) * | 2.0 | 2-2 | 0 | 80.00 | 70.00 | 80.00 | 80.00 | 70.00 |" in row
-    assert row.endswith("| 0.97-0.97 | 0.40 | 2.40 | 4.0 |")
+    assert row.endswith("| 0.97-0.97 | 1.50 | 0.40 | 2.40 | 4.0 |")
     assert "clients of `fedprox` (5) end with a mean self-weight above 95 % in so many" in page
     assert "training. 0 of these 5 are clearly above `local` and 5 clearly below." in page
     assert "own remarks: `fedprox`: a (5 of 5 settings); `fedprox`: b (5 of 5 settings)." in page
