@@ -136,12 +136,12 @@ Means over the settings. Rank: of *chosen*, 1 is the first, with its range. Trai
 which *chosen* is the trained model. Worst: the worst tenth of clients. Harmed: percent of
 [pairs](../comparing.md#harmed-clients) of client and seed that are worse by more than a standard
 error, of the model as received and as trained, than `local` as received and than FedAvg's trained
-model; another seed of the same row harms {harmed}. Steps: minibatch gradients in a round of the
-first setting, of *chosen*, divided by FedAvg's, without what is done for scores alone, such as
-fine-tuning. MB: up and down, of a client in a round of the first setting. Round: its time divided
-by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Self-weight: range over
-the settings of clients' mean weight on their own models in the last rounds, of *chosen*, where
-recorded.{remarks}
+model; another seed of the same row harms {harmed}. Steps: minibatch gradients in a round, of
+*chosen*, divided by FedAvg's, in one setting where they are kept, without what is done for scores
+alone, such as fine-tuning. MB: up and down, of a client in a round of the first setting. Round: its
+time divided by FedAvg's (within a third it is noise); Compile: seconds, on {machine}. Self-weight:
+range over the settings of clients' mean weight on their own models in the last rounds, of *chosen*,
+where recorded.{remarks}
 
 {overall}
 
@@ -242,10 +242,13 @@ def overall(board: Board, measured: Timings) -> Table:
 
 
 def steps(board: Board, name: str) -> str:
-    """Return the local steps of *chosen* in the first setting, in FedAvg's, where they are kept."""
-    cells = (board.cells[board.settings[0], one] for one in (name, "fedavg"))
-    own, usual = (of_moment(one, "chosen").steps for one in cells)
-    return MISSING if own is None or not usual else f"{own / usual:.2f}"
+    """Return the local steps of *chosen* in FedAvg's, in the first setting that has them."""
+    for setting in board.finished:
+        cells = [board.scored_cell(setting, one) for one in (name, "fedavg")]
+        own, usual = (of_moment(one, "chosen").steps if one else None for one in cells)
+        if own is not None and usual:
+            return f"{own / usual:.2f}"
+    return MISSING
 
 
 def by_setting(board: Board, moment: str) -> Table:
