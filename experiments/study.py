@@ -167,7 +167,8 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[tuple[Cell, sweep.Plan]]:
         with cell.named():
             plan = sweep.planned(["study", *cell.words, *words], define, names)
         counts.setdefault(sum(len(one.inside) for one in plan.programs), cell)
-        if not cell.config["validation_fraction"].present:
+        split = plan.config["validation_fraction"].present  # not if the partition has samples
+        if split and not cell.config["validation_fraction"].present:
             cell = replace(cell, words=(*cell.words, sweep.VALIDATION))
         planned.append((cell, plan))
     if len(counts) > 1:

@@ -31,7 +31,7 @@ class Ditto(OwnModels):
     counts as diverged: its upload is not used, and its personal model stays as it was.
 
     Attributes:
-      proximal_weight: lambda; 1 in the authors' code. Its tables tune over 0.05, 0.1, 1 and 2.
+      proximal_weight: lambda; 1 in the authors' scripts. Its tables tune over 0.05, 0.1, 1 and 2.
       personal_epochs: local epochs of v_i; 0: the same epochs, or steps, as those of w.
       batches: "own", minibatches of v_i's own; or "shared", those on which w trains, as in the
         authors' code: each minibatch serves both models.

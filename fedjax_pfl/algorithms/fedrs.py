@@ -22,8 +22,8 @@ class FedRS(CountedLoss):
     Attributes:
       alpha: the factor of a class without samples; 1 is FedAvg.
       factors: "missing", s_c = 1 for all classes that it has (the paper); "shares", s_c = alpha +
-        (1 - alpha) n_ic / max_k n_ik of the client's numbers of training samples (the first
-        minibatch of the authors' code).
+        (1 - alpha) n_ic / max_k n_ik of the client's numbers of training samples (the
+        authors' code).
     """
 
     alpha: float = core.number(default=0.5, allowed="in [0, 1]")

@@ -101,10 +101,11 @@ class Checkpoints:
         self, done: int, leaves: Mapping[str, list[np.ndarray]], facts: Mapping[str, Any]
     ) -> None:
         ocp, manager = self._open()
+        for step in [one for one in manager.all_steps() if one >= done]:
+            if self._read(step) is None:
+                manager.delete(step)  # beside a later one nothing would be saved
         if done in manager.all_steps():
-            if self._read(done) is not None:
-                return
-            manager.delete(done)
+            return
         arrays = _by_name(leaves)
         header = {
             "format": FORMAT,

@@ -67,8 +67,12 @@ class ChunkRunner:
         if checkpoints is not None:
             checkpoints.check()
             saved = self._continued(program, checkpoints)
-        if past is not None and depends_on_num_rounds(program, past.round, past.program.rounds):
-            _warn_restart(program, f"the rounds before were {past.program.rounds}")
+        if (
+            past is not None
+            and (asked := past.program.rounds) != program.rounds
+            and depends_on_num_rounds(program, past.round, asked)
+        ):
+            _warn_restart(program, f"the rounds before were {asked}")
             past = None
         done, before = 0, kept
         if saved is not None:

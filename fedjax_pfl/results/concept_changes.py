@@ -80,7 +80,8 @@ def changes(result: ResultScores, setting: int = 0, model: str = PERSONALIZED) -
             ends.append((before, known[:, 0], scores[:, last, i], previous[:, last, i]))
         if not ends:
             continue
-        before, after, end, back = np.nanmean(np.array(ends), axis=0)
+        each = np.array(ends)  # [clients, 4, S]; NaN for those that departed since
+        before, after, end = np.nanmean(each[:, :3], axis=0)
         toward = result.measure().toward
         level = after + RECOVERED * (before - after)
         recovered = [
@@ -88,7 +89,7 @@ def changes(result: ResultScores, setting: int = 0, model: str = PERSONALIZED) -
             for s in range(len(before))
         ]
         recovered = np.where(toward(after) >= toward(before), 0, recovered)
-        transfer = toward(back - before)
+        transfer = toward(np.nanmean(each[:, 3] - each[:, 0], axis=0))
         found.append(Change(k + 1, len(ends), before, after, end, recovered, transfer))
     return found
 

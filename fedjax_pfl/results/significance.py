@@ -82,7 +82,8 @@ class Ranking:
         """Round [..., n] to six digits of a block's largest score: means of float32 scores tie."""
         largest = np.maximum(np.abs(self.scores).max(axis=1), 1e-9)
         unit = 10.0 ** (np.ceil(np.log10(largest)) - 6)
-        return np.round(values / unit) * unit
+        least = unit.min()  # of all blocks, so that equal differences of two blocks tie
+        return np.round(np.round(values / unit) * unit / least) * least
 
     @property
     def mean_ranks(self) -> np.ndarray:

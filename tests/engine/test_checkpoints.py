@@ -101,6 +101,14 @@ def test_a_damaged_checkpoint_is_said_and_written_anew(tmp_path):
     assert Checkpoints(tmp_path).latest().round == 2
 
 
+def test_rounds_below_a_damaged_checkpoint_are_written(tmp_path):
+    write(tmp_path, [1, 4])
+    data = max(files_of(tmp_path, 4), key=lambda p: p.stat().st_size)
+    data.write_bytes(cut(data.read_bytes()))
+    write(tmp_path, [2, 3])
+    assert Checkpoints(tmp_path).latest().round == 3
+
+
 def test_checkpoints_of_another_version_are_named(tmp_path, monkeypatch):
     write(tmp_path, [1])
     monkeypatch.setattr(checkpoints, "FORMAT", 7)

@@ -151,3 +151,11 @@ def test_rounds_that_depend_on_their_number_begin_again(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="feddwa begins with the first round again"):
         longer = shorter(tmp_path, ROUNDS)
     assert_same(longer, whole("feddwa"))
+
+
+def test_rounds_that_depend_on_their_number_go_on_if_it_stays(monkeypatch):
+    monkeypatch.setattr(runner, "depends_on_num_rounds", lambda *arguments: True)
+    simulation, told = pfl.Simulation(pfl.make_algorithm("fedavg"), federation()), []
+    assert simulation.run(2, chunk=1, stop=lambda _: True).rounds == 1
+    assert simulation.run(2, chunk=1, progress=told.append).rounds == 2
+    assert [(p.round, p.since) for p in told] == [(1, 1), (2, 1)]

@@ -144,3 +144,15 @@ def test_the_columns_of_the_tuning(finished):
     heading, cells = table.cells
     assert cells == ["s", "a", "learning_rate=0.1", "70.00", "15.00", "15.00", "60.00"]
     assert heading[-1] == "Best on test %"
+
+
+def test_validation_samples_of_a_partitions_file(tmp_path):
+    """The runs have those that the tuning had, not others set aside from what is left."""
+    partition = pfl.make_partition("iid", pfl.load_dataset("digits"), 4, 0).split_validation(0.3, 0)
+    partition.save(tmp_path / "own.npz")
+    words = ["study", *SMALL, "--algorithms=fedavg", "--setting=a:", "--grid=learning_rate=0.1,1"]
+    for more, split in (([f"--partition_file={tmp_path / 'own.npz'}"], False), ([], True)):
+        argv = [*words, *more, f"--output_dir={tmp_path / 'out'}"]
+        cells = study.cells_of(argv, flags.parse(argv, study.define), tmp_path / "out")
+        ((cell, _),) = study.tuned(cells, tmp_path / "out")
+        assert (sweep.VALIDATION in cell.words) is split

@@ -228,3 +228,15 @@ def test_new_clients_and_cached_features_are_refused():
     with pytest.raises(pfl.InputError, match="at most 4 by quarter turns"):
         options = {"drift_rounds": [2, 3, 4, 5, 6], "drift_concepts": 5}
         pfl.federate(dataset, partition, model="mlp", drift="rotate", **options)
+
+
+def test_a_departed_client_is_not_in_the_backward_transfer():
+    scores = np.array([[0.8, 0.4], [0.6, 0.3], [0.6, np.nan]])
+    made = SimpleNamespace(
+        clients={"concept": np.array([[0, 0], [1, 1], [1, 1]])[None, None]},
+        eval_rounds=np.arange(1, 4),
+        values=lambda model, split="test": (scores - 0.1 * (split != "test"))[None, None],
+        measure=lambda: ACCURACY,
+    )
+    (change,) = changes(made)
+    assert change.clients == 2 and change.backward_transfer == pytest.approx(0.5 - 0.8)

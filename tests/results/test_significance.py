@@ -142,6 +142,15 @@ def test_blocks_of_other_scales():
     assert p == 2 / 2**5
 
 
+@pytest.mark.parametrize("level", [7.0, 70.0])
+def test_equal_differences_tie_in_blocks_of_other_sizes(level):
+    gains = [1.1, -1.1, 2.0, 3.0, 4.0, 5.0]
+    lows = [70.0, level, 70.0, 70.0, 70.0, 70.0]
+    made = ranking([[low + gain, low] for low, gain in zip(lows, gains, strict=True)])
+    ((p, _),) = made.wilcoxon(made.names[1]).values()
+    assert p == 6 / 2**6  # the smallest two share a rank
+
+
 def test_agreement_and_ties_of_all_blocks():
     same = ranking(np.tile([3.0, 2.0, 1.0], (6, 1))).friedman()
     assert same.statistic == pytest.approx(12) and same.f_statistic == np.inf
