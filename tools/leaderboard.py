@@ -31,6 +31,7 @@ from tools.leaderboard_board import (
     remarks,
     scores,
     without_effect,
+    without_score,
 )
 from tools.leaderboard_cells import FIRST, MOMENTS, Cell, kept, rows, tasks
 from tools.leaderboard_findings import PAPERS, listed
@@ -158,6 +159,8 @@ In the next tables t marks trained models that are *chosen*, and a star interval
 {edges}
 
 {without_effect}
+
+{without_score}
 
 ## Not in the table
 
@@ -297,7 +300,7 @@ def write(folder: Path, board: Board) -> None:
     titles, marked = {key: title for key, (title, _) in SETTINGS.items()}, (*BASELINES, *PAPERS)
     shown = [one for k, one in enumerate(names) if k < FEW or one in marked or one == names[-1]]
     harms = {(one, m): harmed_by_seed(board, one, m) for one in names for m in MOMENTS}
-    received = {s: scores(board.cells[s, "fedavg"], "received").mean() for s in board.settings}
+    received = {s: scores(board.cells[s, "fedavg"], "received").mean() for s in board.finished}
     slowest = min(received, key=received.__getitem__)
     text = TEXT.format(
         normalized=findings.listed([name for name, row in rows().items() if row.normalized]),
@@ -313,7 +316,7 @@ def write(folder: Path, board: Board) -> None:
         redrawn=findings.redrawn(board, titles),
         trained=findings.listed(findings.mostly_trained(board, names[:FEW])) or "none",
         claims=findings.claims(board, titles), edges=edges(board).to_markdown(),
-        without_effect=without_effect(board),
+        without_effect=without_effect(board), without_score=without_score(board),
         notes="\n".join(f"- `{name}`: {row.note}." for name, row in rows().items() if row.note),
         remarks=remarks(board), other_moments=findings.other_moments(board),
         table_file="../../tools/leaderboard.toml", absent=absent(board),

@@ -181,6 +181,17 @@ def without_effect(board: Board) -> str:
             f"settings: {', '.join(lines) or 'none'}.")  # fmt: skip
 
 
+def without_score(board: Board) -> str:
+    """Return a sentence on clients without a score, as of models that are not finite."""
+    found = []
+    for (setting, name), cell in board.cells.items():
+        for moment, one in cell.scores.items() if setting in board.finished else ():
+            lost = np.isnan(one.by_client)
+            if lost.any():
+                found.append(f"`{name}` ({setting}, {moment}: {lost.sum()} of {lost.size})")
+    return f"Without a score, and not in the means, are clients of {', '.join(found) or 'no row'}."
+
+
 def remarks(board: Board) -> str:
     """Return a sentence on what results say of themselves, beside a weight near 1."""
     found: Counter[tuple[str, str]] = Counter()

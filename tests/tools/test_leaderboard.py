@@ -232,6 +232,13 @@ def test_a_tuned_hyperparameter_without_effect_is_named():
     assert leaderboard_board.without_effect(board).endswith("settings: `fedprox` (2).")
 
 
+def test_clients_without_a_score_are_named():
+    found, one = cells(), TASKS[2]
+    found[one.setting, one.algorithm] = cell(one, (float("nan"), 0.5), (0.5, 0.5))
+    said = leaderboard_board.without_score(leaderboard_board.Board.of(found, TASKS))
+    assert said.endswith("clients of `fedprox` (dirichlet, received: 2 of 4).")
+
+
 def test_the_page(tmp_path, monkeypatch):
     rivals = {"fedprox": ["local", "fedavg"], "local": ["fedavg"]}
     monkeypatch.setattr(findings, "PAPERS", rivals)
